@@ -1,0 +1,1 @@
+//! Host-side tools: the user-space NVMe/TCP host and the bench.

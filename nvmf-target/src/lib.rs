@@ -1,0 +1,6 @@
+//! The NVMe-oF protocol: bytes to types (`wire`), sans-IO machines (`proto`), the buffers and the trait
+//! that a namespace's back end implements (`buffer`, `backend`), and, with the feature `target`, the
+//! NVMe/TCP transport and the registry of subsystems. It does not know how data is stored.
+
+pub mod backend;
+pub mod buffer;

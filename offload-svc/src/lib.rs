@@ -1,0 +1,1 @@
+//! The storage-offload service as a library; the binaries `offload-svc` and `offloadctl` are thin.
