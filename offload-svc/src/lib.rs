@@ -1,1 +1,3 @@
 //! The storage-offload service as a library; the binaries `offload-svc` and `offloadctl` are thin.
+
+pub mod config;

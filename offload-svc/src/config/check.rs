@@ -1,0 +1,322 @@
+//! What a configuration must fulfil beyond the form of each value: ranges, references, the machine.
+//!
+//! Owns the rules between keys. Must not start or create anything. Invariant: all problems are found in one go, each
+//! with its key, its value and what to do.
+
+use std::collections::HashMap;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use tracing_subscriber::EnvFilter;
+
+use super::error::{Problem, Reason};
+use super::load::{Sources, nearest};
+use super::machine::Machine;
+use super::names::{DISCOVERY_NQN, NameError};
+use super::schema::{Config, Namespace, Subsystem};
+use super::values::{BackendSpec, BlockSize, ByteSize, MemberSpec};
+
+/// Subsystems that a configuration may have.
+pub const MAX_SUBSYSTEMS: usize = 1024;
+/// Namespaces of one subsystem.
+pub const MAX_NAMESPACES: usize = 1024;
+/// The highest namespace id (NN).
+pub const MAX_NSID: u32 = 1024;
+/// Hosts in one allow list.
+pub const MAX_HOSTS: usize = 4096;
+/// Listeners.
+pub const MAX_LISTENERS: usize = 64;
+/// Volumes of a pool.
+pub const MAX_VOLUMES: usize = 1024;
+
+/// Everything that is wrong with `config` on this machine.
+pub fn check(config: &Config, sources: &Sources, machine: &Machine) -> Vec<Problem> {
+    let mut checker = Checker { config, sources, machine, problems: Vec::new() };
+    checker.service();
+    checker.reactors();
+    checker.sizes();
+    checker.pool();
+    checker.members();
+    checker.volumes();
+    checker.subsystems();
+    checker.listeners();
+    checker.problems
+}
+
+struct Checker<'a> {
+    config: &'a Config,
+    sources: &'a Sources,
+    machine: &'a Machine,
+    problems: Vec<Problem>,
+}
+
+impl Checker<'_> {
+    fn report(&mut self, path: &[&str], reason: Reason) {
+        self.problems.push(self.sources.problem(path, reason));
+    }
+
+    fn range(&mut self, path: &[&str], value: u64, min: u64, max: u64) {
+        if !(min..=max).contains(&value) {
+            self.report(path, Reason::OutOfRange { min, max });
+        }
+    }
+
+    fn size(&mut self, path: &[&str], value: ByteSize, unit: ByteSize, min: ByteSize, max: ByteSize) {
+        if !(min..=max).contains(&value) {
+            self.report(path, Reason::SizeOutOfRange { min, max });
+        } else if !value.bytes().is_multiple_of(unit.bytes()) {
+            self.report(path, Reason::NotMultiple { unit });
+        }
+    }
+
+    fn power_of_two(&mut self, path: &[&str], value: u64) {
+        if !value.is_power_of_two() {
+            let above = value.checked_next_power_of_two().unwrap_or(1 << 63);
+            self.report(path, Reason::NotPowerOfTwo { below: above / 2, above });
+        }
+    }
+
+    fn service(&mut self) {
+        let service = &self.config.service;
+        if let Err(error) = EnvFilter::builder().parse(&service.log) {
+            self.report(&["service", "log"], Reason::LogFilter(Box::new(error)));
+        }
+        self.range(&["service", "drain_timeout_ms"], service.drain_timeout_ms, 100, 600_000);
+    }
+
+    fn reactors(&mut self) {
+        let reactors = &self.config.reactors;
+        if let Some(cpus) = &reactors.cpus {
+            for cpu in cpus.0.iter().filter(|cpu| !self.machine.cpus.contains(cpu)) {
+                let reason = Reason::CpuUnavailable { cpu: *cpu, have: self.machine.cpu_list() };
+                self.report(&["reactors", "cpus"], reason);
+            }
+            if reactors.count != 0 && usize::from(reactors.count) != cpus.0.len() {
+                self.report(&["reactors", "count"], Reason::CountAgainstCpus { listed: cpus.0.len() });
+            }
+        } else if usize::from(reactors.count) > self.machine.cpus.len() {
+            let reason = Reason::MoreReactorsThanCpus { have: self.machine.cpu_list(), max: self.machine.cpus.len() };
+            self.report(&["reactors", "count"], reason);
+        }
+        self.range(&["reactors", "spin_us"], reactors.spin_us, 0, 1_000_000);
+        self.range(&["reactors", "ring_slots"], reactors.ring_slots.into(), 64, 65_536);
+        self.power_of_two(&["reactors", "ring_slots"], reactors.ring_slots.into());
+    }
+
+    fn sizes(&mut self) {
+        let limits = &self.config.limits;
+        let (page, mib) = (ByteSize::kib(4), ByteSize::mib(1));
+        self.size(&["buffers", "memory"], self.config.buffers.memory, page, ByteSize::mib(16), ByteSize::gib(1024));
+        self.range(&["limits", "hosts"], limits.hosts.into(), 1, 4096);
+        self.range(&["limits", "queues"], limits.queues.into(), 1, 128);
+        self.range(&["limits", "queue_depth"], limits.queue_depth.into(), 2, 4096);
+        // IOCCSZ counts in units of 16 bytes (NVMe-oF 1.1 §4.1); a capsule's data is placed in whole blocks.
+        self.size(&["limits", "in_capsule"], limits.in_capsule, ByteSize(512), ByteSize(0), mib);
+        self.size(&["limits", "mdts"], limits.mdts, page, page, mib);
+        self.power_of_two(&["limits", "mdts"], limits.mdts.bytes());
+        self.range(&["limits", "connect_timeout_ms"], limits.connect_timeout_ms, 100, 120_000);
+        self.range(&["limits", "slow_reader_timeout_ms"], limits.slow_reader_timeout_ms, 100, 600_000);
+    }
+
+    fn pool(&mut self) {
+        let pool = &self.config.pool;
+        if pool.members.is_empty() {
+            return;
+        }
+        self.range(&["pool", "k"], pool.k.into(), 1, 31);
+        self.range(&["pool", "m"], pool.m.into(), 1, 31);
+        let sum = u16::from(pool.k) + u16::from(pool.m);
+        if sum > 32 {
+            self.report(&["pool", "m"], Reason::TooWide { sum });
+        } else if usize::from(sum) != pool.members.len() {
+            let (have, want) = (pool.members.len(), usize::from(sum));
+            self.report(&["pool", "members"], Reason::MemberCount { have, want, k: pool.k, m: pool.m });
+        }
+        let (kib64, mib64) = (ByteSize::kib(64), ByteSize::mib(64));
+        self.size(&["pool", "segment_size"], pool.segment_size, kib64, ByteSize::mib(1), mib64);
+        self.size(&["pool", "member_size"], pool.member_size, ByteSize::kib(4), mib64, ByteSize(1 << 54));
+        self.range(&["pool", "member_timeout_ms"], pool.member_timeout_ms, 10, 60_000);
+        self.range(&["pool", "checkpoint_interval_ms"], pool.checkpoint_interval_ms, 100, 3_600_000);
+        self.range(&["pool", "max_replay_segments"], pool.max_replay_segments.into(), 4, 65_536);
+    }
+
+    fn members(&mut self) {
+        let mut first: HashMap<&Path, usize> = HashMap::new();
+        for (index, member) in self.config.pool.members.iter().enumerate() {
+            let position = index.to_string();
+            let key = ["pool", "members", position.as_str()];
+            if let Some(path) = member.path()
+                && let Some(earlier) = first.insert(path, index)
+            {
+                let advice = "each member has a file or device of its own";
+                self.report(&key, Reason::Duplicate { first: format!("pool.members[{earlier}]"), advice });
+                continue;
+            }
+            match member {
+                MemberSpec::Block(path) => self.block_device(&key, path),
+                MemberSpec::File(path) => self.file(&key, path),
+                MemberSpec::Mem(size) if *size < ByteSize::mib(64) => {
+                    self.report(&key, Reason::SizeOutOfRange { min: ByteSize::mib(64), max: ByteSize(1 << 54) });
+                }
+                MemberSpec::Mem(_) => {}
+            }
+        }
+    }
+
+    fn block_device(&mut self, key: &[&str], path: &Path) {
+        let reason = match std::fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() => return,
+            Ok(_) => Reason::NotBlockDevice { path: path.display().to_string() },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Reason::NoSuchDevice { have: self.machine.block_devices.clone() }
+            }
+            Err(error) => Reason::Path(error),
+        };
+        self.report(key, reason);
+    }
+
+    fn file(&mut self, key: &[&str], path: &Path) {
+        let reason = match std::fs::metadata(path) {
+            Ok(found) if found.file_type().is_file() => return,
+            Ok(_) => Reason::NotFile { path: path.display().to_string() },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+            Err(error) => Reason::Path(error),
+        };
+        self.report(key, reason);
+    }
+
+    fn volumes(&mut self) {
+        let volumes = &self.config.volumes;
+        if !volumes.is_empty() && self.config.pool.members.is_empty() {
+            self.problems.push(self.sources.problem_at_key(&["volume", "0"], Reason::NoPool));
+        }
+        self.count(&["volume"], volumes.len(), MAX_VOLUMES);
+        let mut first = HashMap::new();
+        for (index, volume) in volumes.iter().enumerate() {
+            let position = index.to_string();
+            if let Some(earlier) = first.insert(&volume.name, index) {
+                let advice = "each volume has a name of its own";
+                let reason = Reason::Duplicate { first: format!("volume[{earlier}].name"), advice };
+                self.report(&["volume", &position, "name"], reason);
+            }
+            let unit = ByteSize(volume.block_size.bytes().into());
+            self.size(&["volume", &position, "size"], volume.size, unit, ByteSize::mib(1), ByteSize(1 << 54));
+        }
+    }
+
+    fn subsystems(&mut self) {
+        let subsystems = &self.config.subsystems;
+        self.count(&["subsystem"], subsystems.len(), MAX_SUBSYSTEMS);
+        let mut first = HashMap::new();
+        let mut backends = HashMap::new();
+        for (index, subsystem) in subsystems.iter().enumerate() {
+            let position = index.to_string();
+            let nqn = ["subsystem", position.as_str(), "nqn"];
+            if subsystem.nqn.as_str() == DISCOVERY_NQN {
+                self.report(&nqn, Reason::Name(NameError::Discovery));
+            }
+            if let Some(earlier) = first.insert(&subsystem.nqn, index) {
+                let advice = "each subsystem has an NQN of its own";
+                self.report(&nqn, Reason::Duplicate { first: format!("subsystem[{earlier}].nqn"), advice });
+            }
+            self.hosts(&position, subsystem);
+            self.namespaces(&position, subsystem, &mut backends);
+        }
+    }
+
+    fn hosts(&mut self, position: &str, subsystem: &Subsystem) {
+        self.count(&["subsystem", position, "hosts"], subsystem.hosts.len(), MAX_HOSTS);
+        let key = ["subsystem", position, "hosts"];
+        match (subsystem.allow_any_host, subsystem.hosts.is_empty()) {
+            (true, false) => self.report(&key, Reason::HostsAndAny),
+            (false, true) => self.problems.push(self.sources.problem_at_key(&key, Reason::NoHosts)),
+            _ => {}
+        }
+    }
+
+    fn namespaces<'c>(
+        &mut self,
+        position: &str,
+        subsystem: &'c Subsystem,
+        backends: &mut HashMap<&'c BackendSpec, String>,
+    ) {
+        self.count(&["subsystem", position, "namespace"], subsystem.namespaces.len(), MAX_NAMESPACES);
+        let mut first = HashMap::new();
+        for (index, namespace) in subsystem.namespaces.iter().enumerate() {
+            let place = index.to_string();
+            let at = |key| ["subsystem", position, "namespace", place.as_str(), key];
+            self.range(&at("nsid"), namespace.nsid.into(), 1, MAX_NSID.into());
+            if let Some(earlier) = first.insert(namespace.nsid, index) {
+                let advice = "each namespace of a subsystem has an id of its own";
+                let first = format!("subsystem[{position}].namespace[{earlier}].nsid");
+                self.report(&at("nsid"), Reason::Duplicate { first, advice });
+            }
+            // The same bytes under two names would have two UUIDs, or one UUID twice in a host (H50).
+            let shown = format!("subsystem[{position}].namespace[{place}].backend");
+            if !matches!(namespace.backend, BackendSpec::Mem(_))
+                && let Some(first) = backends.insert(&namespace.backend, shown)
+            {
+                let advice = "a back end serves one namespace; give the hosts access to that one";
+                self.report(&at("backend"), Reason::Duplicate { first, advice });
+            }
+            self.backend(&at("backend"), &at("block_size"), namespace);
+        }
+    }
+
+    fn backend(&mut self, backend: &[&str], block_size: &[&str], namespace: &Namespace) {
+        match &namespace.backend {
+            BackendSpec::Pool(_) if self.config.pool.members.is_empty() => self.report(backend, Reason::NoPool),
+            BackendSpec::Pool(volume) => {
+                // A volume made with offloadctl isn't in the file: whether it exists is known once the pool is mounted.
+                if let Err(error) = super::names::check_volume_name(volume) {
+                    self.report(backend, Reason::Name(error));
+                }
+                if namespace.block_size.is_some() {
+                    self.report(block_size, Reason::BlockSizeOfVolume);
+                }
+            }
+            BackendSpec::Mem(size) => {
+                let unit = ByteSize(namespace.block_size.unwrap_or(BlockSize::B4096).bytes().into());
+                self.size(backend, *size, unit, ByteSize::mib(1), ByteSize(1 << 50));
+            }
+            BackendSpec::File(path) => match std::fs::metadata(path) {
+                Ok(found) if found.file_type().is_file() => {}
+                Ok(_) => self.report(backend, Reason::NotFile { path: path.display().to_string() }),
+                Err(error) => self.report(backend, Reason::Path(error)),
+            },
+            BackendSpec::Block(path) => self.block_device(backend, path),
+        }
+    }
+
+    fn listeners(&mut self) {
+        let listeners = &self.config.listeners;
+        self.count(&["listener"], listeners.len(), MAX_LISTENERS);
+        let mut first = HashMap::new();
+        for (index, listener) in listeners.iter().enumerate() {
+            let position = index.to_string();
+            self.range(&["listener", &position, "port"], listener.port.into(), 1, 65_535);
+            if let Some(earlier) = first.insert((&listener.address, listener.port), index) {
+                let advice = "each listener has an address and port of its own";
+                let reason = Reason::Duplicate { first: format!("listener[{earlier}]"), advice };
+                self.report(&["listener", &position, "address"], reason);
+            }
+            if let Err(error) = listener.address.socket(listener.port) {
+                self.report(&["listener", &position, "address"], Reason::Path(error));
+            }
+        }
+    }
+
+    fn count(&mut self, path: &[&str], have: usize, max: usize) {
+        if have > max {
+            self.problems.push(self.sources.problem_at_key(path, Reason::TooMany { have, max }));
+        }
+    }
+}
+
+/// A volume that a namespace names but that neither the configuration nor the pool has.
+pub fn missing_volume(sources: &Sources, subsystem: usize, namespace: usize, volume: &str, have: &[String]) -> Problem {
+    let (subsystem, namespace) = (subsystem.to_string(), namespace.to_string());
+    let path = ["subsystem", subsystem.as_str(), "namespace", namespace.as_str(), "backend"];
+    let nearest = nearest(volume, have.iter().map(String::as_str)).map(str::to_owned);
+    sources.problem(&path, Reason::NoSuchVolume { nearest, have: have.to_vec() })
+}

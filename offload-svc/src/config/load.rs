@@ -1,0 +1,260 @@
+//! From file and environment to a [`Config`].
+//!
+//! Owns the order (defaults < file < `SLUICE_SECTION__KEY`) and finding the line of a key. Must not know what values
+//! mean. Invariant: a key that the schema does not have is an error, whichever way it came in.
+
+use std::path::{Path, PathBuf};
+
+use figment::Figment;
+use figment::error::Kind;
+use figment::providers::{Format, Serialized, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Metadata, Profile, Provider};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{ConfigError, Origin, Problem, Reason};
+use super::schema::Config;
+
+const PREFIX: &str = "SLUICE_";
+const SEPARATOR: &str = "__";
+
+/// A loaded configuration and where each of its values came from.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// Finds the origin of a key.
+    pub sources: Sources,
+}
+
+/// Where the values of a configuration came from.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    file: PathBuf,
+    text: String,
+    merged: Dict,
+    variables: Vec<(String, Vec<String>)>,
+}
+
+/// Loads `file` and then what `environment` sets.
+///
+/// # Errors
+/// If the file can't be read, is no TOML, or has a key or value that the schema does not take.
+pub fn load(file: &Path, environment: impl IntoIterator<Item = (String, String)>) -> Result<Loaded, ConfigError> {
+    let bytes = std::fs::read(file).map_err(|source| ConfigError::Read { file: file.to_owned(), source })?;
+    let text = String::from_utf8(bytes)
+        .map_err(|e| ConfigError::NotText { file: file.to_owned(), offset: e.utf8_error().valid_up_to() })?;
+    parse(file, text, environment)
+}
+
+/// Like [`load`], the file's text given.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(
+    file: &Path,
+    text: String,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<Loaded, ConfigError> {
+    let overrides = Overrides::of(environment);
+    if let Err(error) = DeTable::parse(&text) {
+        return Err(syntax_error(file, &text, error));
+    }
+    let figment = Figment::new()
+        .merge(Serialized::defaults(Config::default()))
+        .merge(Toml::string(&text))
+        .merge(overrides.clone());
+    let merged = figment.extract::<Dict>().unwrap_or_default();
+    let sources = Sources { file: file.to_owned(), text, merged, variables: overrides.variables() };
+    match figment.extract::<Config>() {
+        Ok(config) => Ok(Loaded { config, sources }),
+        Err(error) => Err(ConfigError::Invalid(error.into_iter().map(|e| problem(&sources, e)).collect())),
+    }
+}
+
+fn syntax_error(file: &Path, text: &str, error: toml::de::Error) -> ConfigError {
+    let line = line_of(text, error.span().map_or(0, |span| span.start));
+    let origin = Origin::Line { file: file.to_owned(), line };
+    let reason = Reason::Syntax(Box::new(error));
+    ConfigError::Invalid(vec![Problem { origin, key: String::new(), value: None, reason }])
+}
+
+fn problem(sources: &Sources, error: figment::Error) -> Problem {
+    let mut path = error.path.clone();
+    match error.kind {
+        Kind::UnknownField(name, known) => {
+            if path.last() != Some(&name) {
+                path.push(name.clone());
+            }
+            let nearest = nearest(&name, known.iter().copied());
+            sources.problem_at_key(&path, Reason::UnknownKey { nearest, known })
+        }
+        Kind::UnknownVariant(name, known) => {
+            let nearest = nearest(&name, known.iter().copied());
+            sources.problem(&path, Reason::UnknownWord { nearest, known })
+        }
+        kind @ Kind::MissingField(_) => sources.problem_at_key(&path, Reason::Form(Box::new(kind))),
+        kind => sources.problem(&path, Reason::Form(Box::new(kind))),
+    }
+}
+
+/// The name that was probably meant, if one is near enough.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let near = known.into_iter().map(|candidate| (strsim::damerau_levenshtein(name, candidate), candidate));
+    let (distance, candidate) = near.min_by_key(|(distance, _)| *distance)?;
+    (distance <= 2.max(name.chars().count() / 3)).then_some(candidate)
+}
+
+impl Sources {
+    /// A problem with the value at `path`, with its origin and the value as it was given.
+    pub fn problem(&self, path: &[impl AsRef<str>], reason: Reason) -> Problem {
+        let value = self.value(path);
+        Problem { value, ..self.problem_at_key(path, reason) }
+    }
+
+    /// A problem with the key itself.
+    pub fn problem_at_key(&self, path: &[impl AsRef<str>], reason: Reason) -> Problem {
+        Problem { origin: self.origin(path), key: show_path(path), value: None, reason }
+    }
+
+    /// Where the value at `path`, or else the innermost thing around it that was written down, stands.
+    pub fn origin(&self, path: &[impl AsRef<str>]) -> Origin {
+        let set = |names: &[String]| names.len() <= path.len() && names.iter().zip(path).all(|(a, b)| a == b.as_ref());
+        if let Some((variable, _)) = self.variables.iter().find(|(_, names)| set(names)) {
+            return Origin::Environment { variable: variable.clone() };
+        }
+        let offset = DeTable::parse(&self.text).ok().and_then(|table| offset_of(&table, path));
+        match offset {
+            Some(offset) => Origin::Line { file: self.file.clone(), line: line_of(&self.text, offset) },
+            None => Origin::File { file: self.file.clone() },
+        }
+    }
+
+    fn value(&self, path: &[impl AsRef<str>]) -> Option<String> {
+        let (first, rest) = path.split_first()?;
+        let mut value = self.merged.get(first.as_ref())?;
+        for step in rest {
+            value = match value {
+                Value::Dict(_, dict) => dict.get(step.as_ref())?,
+                Value::Array(_, items) => items.get(step.as_ref().parse::<usize>().ok()?)?,
+                _ => return None,
+            };
+        }
+        show_value(value)
+    }
+}
+
+fn show_value(value: &Value) -> Option<String> {
+    match value {
+        Value::String(_, text) => Some(text.clone()),
+        Value::Char(_, c) => Some(c.to_string()),
+        Value::Bool(_, flag) => Some(flag.to_string()),
+        Value::Num(_, number) => number
+            .to_i128()
+            .map(|n| n.to_string())
+            .or_else(|| number.to_u128().map(|n| n.to_string()))
+            .or_else(|| number.to_f64().map(|n| n.to_string())),
+        Value::Empty(..) | Value::Dict(..) | Value::Array(..) => None,
+    }
+}
+
+/// `pool.members[3]`; a part of one of several tables reads `subsystem[0].namespace[1].nsid`.
+fn show_path(path: &[impl AsRef<str>]) -> String {
+    let mut shown = String::new();
+    for step in path.iter().map(AsRef::as_ref) {
+        if !step.is_empty() && step.bytes().all(|b| b.is_ascii_digit()) {
+            shown.push_str(&format!("[{step}]"));
+        } else {
+            let dot = if shown.is_empty() { "" } else { "." };
+            shown.push_str(&format!("{dot}{step}"));
+        }
+    }
+    shown
+}
+
+fn offset_of(root: &Spanned<DeTable<'_>>, path: &[impl AsRef<str>]) -> Option<usize> {
+    let mut found = None;
+    let mut table = Some(root.get_ref());
+    let mut array = None;
+    for step in path.iter().map(AsRef::as_ref) {
+        let value: &Spanned<DeValue<'_>> = match (table, array) {
+            (Some(inner), _) => {
+                let Some((key, value)) = inner.iter().find(|(key, _)| key.get_ref().as_ref() == step) else { break };
+                found = Some(key.span().start);
+                value
+            }
+            (None, Some(items)) => {
+                let items: &toml::de::DeArray<'_> = items;
+                let Some(value) = step.parse::<usize>().ok().and_then(|index| items.get(index)) else { break };
+                found = Some(value.span().start);
+                value
+            }
+            (None, None) => break,
+        };
+        table = value.get_ref().as_table();
+        array = value.get_ref().as_array();
+    }
+    found
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|b| *b == b'\n').count() + 1
+}
+
+/// The environment's part: `SLUICE_SECTION__KEY=VALUE`, the value in TOML's notation or a bare word.
+#[derive(Debug, Clone)]
+struct Overrides(Vec<(String, Vec<String>, String)>);
+
+impl Overrides {
+    fn of(environment: impl IntoIterator<Item = (String, String)>) -> Self {
+        let settings = environment.into_iter().filter_map(|(variable, value)| {
+            let rest = variable.strip_prefix(PREFIX)?;
+            rest.contains(SEPARATOR).then(|| {
+                let path = rest.split(SEPARATOR).map(str::to_ascii_lowercase).collect();
+                (variable.clone(), path, value)
+            })
+        });
+        Self(settings.collect())
+    }
+
+    fn variables(&self) -> Vec<(String, Vec<String>)> {
+        self.0.iter().map(|(variable, path, _)| (variable.clone(), path.clone())).collect()
+    }
+}
+
+impl Provider for Overrides {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("environment")
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        let mut root = Dict::new();
+        for (_, path, text) in &self.0 {
+            let value: Value = match text.parse() {
+                Ok(value) => value,
+                Err(never) => match never {},
+            };
+            insert(&mut root, path, value);
+        }
+        Ok(Map::from([(Profile::Default, root)]))
+    }
+}
+
+fn insert(dict: &mut Dict, path: &[String], value: Value) {
+    match path {
+        [] => {}
+        [last] => {
+            dict.insert(last.clone(), value);
+        }
+        [first, rest @ ..] => {
+            let inner = dict.entry(first.clone()).or_insert_with(|| Value::from(Dict::new()));
+            if !matches!(inner, Value::Dict(..)) {
+                *inner = Value::from(Dict::new());
+            }
+            if let Value::Dict(_, inner) = inner {
+                insert(inner, rest, value);
+            }
+        }
+    }
+}
