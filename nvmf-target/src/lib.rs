@@ -4,3 +4,4 @@
 
 pub mod backend;
 pub mod buffer;
+pub mod wire;
