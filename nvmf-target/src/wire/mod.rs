@@ -5,11 +5,17 @@
 //! the bytes; what encodes decodes to itself.
 
 pub mod bytes;
+pub mod connect;
 pub mod cqe;
 pub mod digest;
+pub mod features;
+pub mod identify;
 pub mod ids;
+pub mod log_pages;
+pub mod nqn;
 pub mod opcode;
 pub mod pdu;
+pub mod properties;
 pub mod sgl;
 pub mod sqe;
 pub mod status;
