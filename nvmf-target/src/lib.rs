@@ -4,4 +4,5 @@
 
 pub mod backend;
 pub mod buffer;
+pub mod proto;
 pub mod wire;

@@ -1,0 +1,11 @@
+//! Sans-IO protocol machines: no socket, no clock, no thread; time is an argument.
+//!
+//! `framing` cuts the byte stream into PDUs, `tcp` is the transport that admin and I/O queues share (receive
+//! command, fetch host data, send host data, send response), `io_queue` the NVM command set on top of it,
+//! `host` the initiator's end. Nothing here knows how data is stored or how bytes travel.
+
+pub mod controller_shared;
+pub mod host;
+pub mod io_queue;
+pub mod queue_shared;
+pub mod tcp;
