@@ -69,8 +69,9 @@ impl IoQueuePair {
     pub fn sent(&mut self, len_bytes: usize, now: Instant) {
         todo!()
     }
-    /// Commands wait for the pool (and hold nothing of it).
-    pub fn wants_buffers(&self) -> bool {
+    /// Commands wait for the pool (and hold nothing of it): the length of the buffer that the first of them needs, so
+    /// that the driver can queue for one of that size.
+    pub fn wants_buffers(&self) -> Option<usize> {
         todo!()
     }
     /// Buffers came back to the pool: tries again, first come first served.
