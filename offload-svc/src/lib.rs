@@ -1,3 +1,5 @@
 //! The storage-offload service as a library; the binaries `offload-svc` and `offloadctl` are thin.
 
 pub mod config;
+
+pub mod pool;

@@ -1,0 +1,194 @@
+//! What a pool reports about itself.
+//!
+//! Owns the plain structs behind `offloadctl pool show`, `volume list`, the metrics and the mount's log line.
+//! Must not know how they are printed. Invariant: the parts of [`Space`] add up to the raw size to the byte.
+
+use std::fmt;
+
+use serde::Serialize;
+use uuid::Uuid;
+
+/// The whole pool at one moment.
+#[derive(Debug, Clone, Serialize)]
+pub struct PoolStatus {
+    /// The pool's identity.
+    pub uuid: Uuid,
+    /// Data shards of a full stripe (k).
+    pub data_shards: u8,
+    /// Parity shards of every stripe (m).
+    pub parity_shards: u8,
+    /// A segment's bytes on each member.
+    pub segment_bytes: u32,
+    /// Whether reads and writes are served, and how safely.
+    pub health: Health,
+    /// The epoch of the current set of members.
+    pub epoch: u64,
+    /// Every member, in the order of the set.
+    pub members: Vec<MemberStatus>,
+    /// Where the bytes are.
+    pub space: Space,
+    /// Segments that a mount after a crash now would have to read.
+    pub replay_segments: u64,
+    /// The configured bound on it.
+    pub max_replay_segments: u64,
+    /// Checkpoints taken since the mount.
+    pub checkpoints: u64,
+    /// Segments that were cleaned since the mount.
+    pub cleaned_segments: u64,
+    /// Extents in all maps.
+    pub map_extents: u64,
+    /// What the mount found and did.
+    pub mount: MountReport,
+}
+
+/// How well the pool is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    /// Every member is in the set.
+    Healthy,
+    /// Members are missing, no more than the parity covers.
+    Degraded,
+    /// Fewer than k members are left: writes fail, reads of what can't be rebuilt too.
+    Failed,
+}
+
+/// One member.
+#[derive(Debug, Clone, Serialize)]
+pub struct MemberStatus {
+    /// Its place in the set.
+    pub index: u8,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// How the configuration names it, if it was given at this mount.
+    pub name: Option<String>,
+    /// Whether its data counts.
+    pub state: MemberState,
+    /// The epoch in which it was last part of the set.
+    pub epoch: u64,
+    /// Reads that the member answered with an error.
+    pub read_errors: u64,
+    /// Writes and syncs that the member answered with an error.
+    pub write_errors: u64,
+    /// Requests that it did not answer in time.
+    pub timeouts: u64,
+    /// Shards whose checksum or header was wrong.
+    pub bad_shards: u64,
+    /// Shards that were rebuilt and written back.
+    pub repaired_shards: u64,
+}
+
+/// Whether a member's data counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemberState {
+    /// Part of the set.
+    Active,
+    /// Put out of the set while serving.
+    Out,
+    /// Not there at the mount.
+    Missing,
+    /// There, but of an older epoch.
+    Stale,
+}
+
+/// Where the bytes are: `raw = metadata + parity + reserve + checkpoint + used + reclaimable + free`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Space {
+    /// All members together.
+    pub raw_bytes: u64,
+    /// Superblocks, and tails shorter than a segment.
+    pub metadata_bytes: u64,
+    /// The parity's share of all segments.
+    pub parity_bytes: u64,
+    /// Kept back for cleaning and checkpoints.
+    pub reserve_bytes: u64,
+    /// Held by checkpoints.
+    pub checkpoint_bytes: u64,
+    /// Live records as they are stored.
+    pub used_bytes: u64,
+    /// Dead records, padding, headers, and room in open segments: comes back by cleaning.
+    pub reclaimable_bytes: u64,
+    /// Free for user data.
+    pub free_bytes: u64,
+    /// Plain bytes that the live records stand for.
+    pub logical_bytes: u64,
+}
+
+impl Space {
+    /// Bytes that user data can take: all but metadata and parity.
+    pub fn usable_bytes(&self) -> u64 {
+        self.raw_bytes - self.metadata_bytes - self.parity_bytes
+    }
+
+    /// Bytes saved by compression, less what records add.
+    pub fn saved_bytes(&self) -> i64 {
+        self.logical_bytes as i64 - self.used_bytes as i64
+    }
+}
+
+/// One volume.
+#[derive(Debug, Clone, Serialize)]
+pub struct VolumeStatus {
+    /// Its name, unique in the pool.
+    pub name: String,
+    /// Its identity, the namespace's UUID.
+    pub uuid: Uuid,
+    /// Size in bytes as hosts see it.
+    pub size_bytes: u64,
+    /// Logical block size in bytes.
+    pub block_bytes: u32,
+    /// Compression of new writes.
+    pub compression: String,
+    /// Cipher of the volume.
+    pub cipher: String,
+    /// Mapped bytes as hosts see them.
+    pub used_bytes: u64,
+    /// Bytes at rest for them, headers included, parity not.
+    pub stored_bytes: u64,
+}
+
+/// What a mount found and did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct MountReport {
+    /// The last user closed the pool properly.
+    pub clean: bool,
+    /// Segments that were read for replay.
+    pub segments_scanned: u64,
+    /// Stripes found after the checkpoint and applied.
+    pub stripes_replayed: u64,
+    /// Of these, those that lacked shards, which were written again.
+    pub stripes_healed: u64,
+    /// Unfinished stripes that were given up; none of them had been acknowledged.
+    pub stripes_discarded: u64,
+    /// Records applied from replayed stripes.
+    pub records_replayed: u64,
+    /// Members of the set that were missing or unreadable.
+    pub members_missing: Vec<u8>,
+    /// Members that were there with an older epoch.
+    pub members_stale: Vec<u8>,
+    /// Volumes found.
+    pub volumes: u64,
+    /// How long it took.
+    pub duration_ms: u64,
+}
+
+impl fmt::Display for MountReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.clean { "clean" } else { "unclean" };
+        write!(
+            f,
+            "pool mounted ({how}): {} volumes; {} segments scanned, {} stripes replayed ({} records), {} healed, \
+             {} unfinished discarded; members missing {:?}, stale {:?}; {} ms",
+            self.volumes,
+            self.segments_scanned,
+            self.stripes_replayed,
+            self.records_replayed,
+            self.stripes_healed,
+            self.stripes_discarded,
+            self.members_missing,
+            self.members_stale,
+            self.duration_ms,
+        )
+    }
+}
