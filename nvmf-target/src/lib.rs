@@ -5,4 +5,6 @@
 pub mod backend;
 pub mod buffer;
 pub mod proto;
+#[cfg(feature = "target")]
+pub mod target;
 pub mod wire;
