@@ -1,0 +1,61 @@
+//! Whole-service tests: the built binaries, real Linux hosts in guests, members that fail.
+//!
+//! `cargo test -p host-tools --test system -- [FILTER...]` runs the suites whose name contains a filter; without one, all
+//! but the self-test of the harness. `make test` builds what they need and runs them; `--list` names them.
+
+mod guest;
+mod linux_host;
+mod network;
+mod process;
+mod report;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use report::Report;
+
+type Suite = fn(&mut Report, &Path) -> Result<()>;
+
+/// Name, whether it runs when nothing is asked for by name, and the suite.
+const SUITES: &[(&str, bool, Suite)] = &[("selftest", false, linux_host::selftest)];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--list") {
+        for (name, default, _) in SUITES {
+            println!("{name}{}", if *default { "" } else { " (only by name)" });
+        }
+        return ExitCode::SUCCESS;
+    }
+    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
+    let keep = std::env::var_os("SLUICE_TEST_KEEP").is_some();
+    let mut report = Report::default();
+    for (name, default, suite) in SUITES {
+        let wanted = if filters.is_empty() { *default } else { filters.iter().any(|filter| name.contains(*filter)) };
+        if !wanted {
+            continue;
+        }
+        report.group(name);
+        match tempfile::Builder::new().prefix(&format!("sluice-{name}-")).disable_cleanup(keep).tempdir() {
+            Ok(folder) => {
+                if keep {
+                    println!("        {name}: files in {}", folder.path().display());
+                }
+                let failed = report.failed;
+                if let Err(error) = suite(&mut report, folder.path()) {
+                    report.group(name);
+                    report.check("set_up", || Err(error));
+                }
+                if report.failed > failed && !keep {
+                    println!("        {name}: run again with SLUICE_TEST_KEEP=1 to keep its logs");
+                }
+            }
+            Err(error) => {
+                report.check("folder", || Err(error.into()));
+            }
+        }
+    }
+    println!("test result: {} passed; {} failed; {} skipped", report.passed, report.failed, report.skipped);
+    if report.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
