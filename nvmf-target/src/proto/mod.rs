@@ -8,6 +8,7 @@ pub mod admin;
 pub mod connect;
 pub mod controller_shared;
 pub mod discovery;
+pub mod framing;
 pub mod host;
 pub mod io_queue;
 pub mod queue_shared;
