@@ -264,6 +264,8 @@ struct BlockHistory {
 #[derive(Debug, Clone, Default)]
 pub struct Model {
     blocks: BTreeMap<u64, BlockHistory>,
+    /// Of blocks that `blocks` doesn't name.
+    elsewhere: BlockHistory,
     last_generation: u64,
     acknowledged_writes: u64,
 }
@@ -295,8 +297,10 @@ pub enum ViolationKind {
     Misplaced,
     /// Bytes that nobody wrote.
     Damaged,
-    /// A write that the journal says was never issued, or was overtaken.
+    /// A write that was never issued, or was overtaken.
     Unexpected,
+    /// Reading failed: an error, but no wrong byte.
+    Unreadable,
 }
 
 impl ViolationKind {
@@ -309,11 +313,18 @@ impl ViolationKind {
             Self::Misplaced => "misplaced",
             Self::Damaged => "damaged",
             Self::Unexpected => "unexpected",
+            Self::Unreadable => "unreadable",
         }
     }
 }
 
 impl Model {
+    /// Every block holds the pattern of `generation`: what a plain verify run expects.
+    pub fn uniform(generation: u64) -> Self {
+        let settled = Some(Version { generation, content: Content::Pattern });
+        Self { elsewhere: BlockHistory { settled, pending: Vec::new() }, ..Self::default() }
+    }
+
     /// Takes in one record.
     pub fn apply(&mut self, record: &Record) {
         self.last_generation = self.last_generation.max(record.generation);
@@ -356,8 +367,7 @@ impl Model {
     /// value seen can't be taken back later; `None` where nothing was open.
     pub fn check(&self, pattern: Pattern, lba: u64, block: &[u8]) -> Result<Option<Record>, Violation> {
         let state = pattern.inspect(lba, block);
-        let empty = BlockHistory::default();
-        let history = self.blocks.get(&lba).unwrap_or(&empty);
+        let history = self.blocks.get(&lba).unwrap_or(&self.elsewhere);
         match history.matching(&state) {
             Ok(version) if history.pending.is_empty() && history.settled == version => Ok(None),
             Ok(version) => {

@@ -2,7 +2,16 @@
 //! work on the host (`offload-bench`). It knows the protocol's initiator machine and the stage engines that it measures,
 //! nothing else of the service.
 
+pub mod cli;
+pub mod corpus;
 pub mod cpu;
+pub mod error;
+pub mod exit;
+pub mod initiator;
 pub mod journal;
+pub mod lane;
 pub mod pattern;
+pub mod perf;
+pub mod progress;
 pub mod stats;
+pub mod verify;

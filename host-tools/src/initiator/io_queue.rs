@@ -1,0 +1,130 @@
+//! An I/O queue pair: commands of the NVM command set over one connection.
+
+use std::time::Instant;
+
+use nvmf_target::buffer::IoBuf;
+use nvmf_target::proto::host::HostData;
+use nvmf_target::wire::opcode::nvm;
+use nvmf_target::wire::{NamespaceId, Sqe, Status};
+
+use super::{Connection, ConnectionError, WireBytes};
+use crate::error::ToolError;
+use crate::lane::{CommandQueue, Completion, IoCommand, Range};
+
+/// Dataset Management's Attribute Deallocate (NVM Command Set 1.0 §3.2.3).
+const DSM_DEALLOCATE: u32 = 1 << 2;
+/// A range of Dataset Management: attributes, length, start.
+const DSM_RANGE_BYTES: usize = 16;
+
+/// A connected I/O queue.
+pub struct IoQueue {
+    connection: Connection,
+    capacity: usize,
+    started: Vec<Instant>,
+    read_bytes: Vec<usize>,
+}
+
+impl IoQueue {
+    /// Over a connection whose Connect was accepted, with `entries` entries.
+    pub(super) fn new(connection: Connection, entries: u16) -> Self {
+        let capacity = usize::from(entries).saturating_sub(1).max(1);
+        Self { connection, capacity, started: vec![Instant::now(); capacity], read_bytes: vec![0; capacity] }
+    }
+
+    /// PDU bytes so far.
+    pub fn wire(&self) -> WireBytes {
+        self.connection.wire()
+    }
+
+    /// One command, and its end; the queue must have none in flight.
+    pub fn execute(&mut self, command: IoCommand) -> Result<Completion, ToolError> {
+        self.submit(0, command)?;
+        self.wait()
+    }
+}
+
+impl CommandQueue for IoQueue {
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn submit(&mut self, slot: usize, command: IoCommand) -> Result<(), ToolError> {
+        let (sqe, data) = encode(command);
+        let (Some(started), Some(read_bytes)) = (self.started.get_mut(slot), self.read_bytes.get_mut(slot)) else {
+            return Err(ConnectionError::QueueFull.into());
+        };
+        *started = Instant::now();
+        *read_bytes = if let HostData::FromController(buffer) = &data { buffer.len() } else { 0 };
+        self.connection.submit(sqe, data, slot as u64)?;
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Completion, ToolError> {
+        let done = self.connection.wait()?;
+        let slot = usize::try_from(done.context).unwrap_or(usize::MAX);
+        let (Some(started), Some(wanted)) = (self.started.get(slot), self.read_bytes.get(slot)) else {
+            return Err(ConnectionError::BadAnswer { what: "completion" }.into());
+        };
+        let received = done.received_bytes as usize;
+        let mut status = done.cqe.status;
+        if status.is_success() && !done.intact {
+            status = Status::TRANSIENT_TRANSPORT_ERROR;
+        } else if status.is_success() && received != *wanted {
+            return Err(ConnectionError::ShortRead { wanted: *wanted, received }.into());
+        }
+        Ok(Completion { slot, status, buffer: done.buffer, latency: started.elapsed() })
+    }
+}
+
+/// The entry and data of a command (NVM Command Set 1.0 §3.2).
+fn encode(command: IoCommand) -> (Sqe, HostData) {
+    match command {
+        IoCommand::Read { range, buffer } => (ranged(nvm::READ, range), HostData::FromController(buffer)),
+        IoCommand::Write { range, buffer } => (ranged(nvm::WRITE, range), HostData::ToController(buffer)),
+        IoCommand::WriteZeroes { range } => (ranged(nvm::WRITE_ZEROES, range), HostData::None),
+        IoCommand::Deallocate { range } => {
+            let mut sqe = Sqe::new(nvm::DATASET_MANAGEMENT);
+            // Dword 10 is the number of ranges, 0-based: one.
+            sqe.set_namespace_id(NamespaceId(range.nsid)).set_dword(11, DSM_DEALLOCATE);
+            (sqe, HostData::ToController(dsm_range(range)))
+        }
+        IoCommand::Flush { nsid } => {
+            let mut sqe = Sqe::new(nvm::FLUSH);
+            sqe.set_namespace_id(NamespaceId(nsid));
+            (sqe, HostData::None)
+        }
+    }
+}
+
+fn ranged(opcode: u8, range: Range) -> Sqe {
+    let mut sqe = Sqe::new(opcode);
+    sqe.set_namespace_id(NamespaceId(range.nsid)).set_cdw10_11(range.slba);
+    sqe.set_dword(12, range.lba_count.saturating_sub(1) & 0xFFFF);
+    sqe
+}
+
+fn dsm_range(range: Range) -> IoBuf {
+    let mut bytes = [0u8; DSM_RANGE_BYTES];
+    bytes[4..8].copy_from_slice(&range.lba_count.to_le_bytes());
+    bytes[8..16].copy_from_slice(&range.slba.to_le_bytes());
+    IoBuf::copy_of(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_as_the_nvm_command_set_has_them() {
+        let range = Range { nsid: 3, slba: 0x1_0000_0002, lba_count: 65536 };
+        let (read, _) = encode(IoCommand::Read { range, buffer: IoBuf::heap(512) });
+        assert_eq!((read.opcode(), read.namespace_id().0, read.cdw10_11()), (0x02, 3, 0x1_0000_0002));
+        assert_eq!(read.dword(12), 0xFFFF, "NLB is 0-based");
+        let (trim, data) = encode(IoCommand::Deallocate { range: Range { lba_count: 5, ..range } });
+        assert_eq!((trim.opcode(), trim.dword(10), trim.dword(11)), (0x09, 0, 4));
+        let HostData::ToController(bytes) = data else { panic!("no ranges") };
+        assert_eq!(bytes[..], [0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0]);
+        let (flush, _) = encode(IoCommand::Flush { nsid: 3 });
+        assert_eq!((flush.opcode(), flush.namespace_id().0), (0, 3));
+    }
+}
