@@ -80,7 +80,8 @@ pub trait CommandQueue {
 
 /// Where a lane's commands come from, and who hears of their end.
 pub trait Source {
-    /// The next command for a free slot; `None` when there will be none for it.
+    /// The next command for a free slot; `None` when there is none now. Asked again after each completion; when nothing is
+    /// in flight, `None` is the end.
     fn next(&mut self, slot: usize) -> Result<Option<IoCommand>, ToolError>;
     /// A command ended.
     fn completed(&mut self, completion: Completion) -> Result<(), ToolError>;
@@ -89,23 +90,21 @@ pub trait Source {
 /// Keeps up to `depth` commands in flight until the source has no more, and waits for the last.
 pub fn run(queue: &mut impl CommandQueue, depth: usize, source: &mut impl Source) -> Result<(), ToolError> {
     let depth = depth.clamp(1, queue.capacity().max(1));
-    let mut in_flight = 0;
-    for slot in 0..depth {
-        let Some(command) = source.next(slot)? else { break };
-        queue.submit(slot, command)?;
-        in_flight += 1;
-    }
-    while in_flight > 0 {
-        let completion = queue.wait()?;
-        let slot = completion.slot;
-        in_flight -= 1;
-        source.completed(completion)?;
-        if let Some(command) = source.next(slot)? {
+    // A source that has nothing for a slot now may have something after the next completion.
+    let mut idle: Vec<usize> = (0..depth).rev().collect();
+    loop {
+        while let Some(&slot) = idle.last() {
+            let Some(command) = source.next(slot)? else { break };
             queue.submit(slot, command)?;
-            in_flight += 1;
+            idle.pop();
         }
+        if idle.len() >= depth {
+            return Ok(());
+        }
+        let completion = queue.wait()?;
+        idle.push(completion.slot);
+        source.completed(completion)?;
     }
-    Ok(())
 }
 
 /// A namespace in memory with faults on demand, for the tests of workloads.

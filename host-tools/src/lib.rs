@@ -3,6 +3,7 @@
 //! nothing else of the service.
 
 pub mod cli;
+pub mod copy;
 pub mod corpus;
 pub mod cpu;
 pub mod error;
