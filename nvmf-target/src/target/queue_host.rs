@@ -160,7 +160,7 @@ impl Driver {
             self.queue.complete(token, reply, Instant::now());
         }
         self.queue.tick(Instant::now());
-        if self.queue.wants_buffers() {
+        if self.queue.wants_buffers().is_some() {
             self.queue.buffers_available(Instant::now());
         }
         self.read();
@@ -217,7 +217,7 @@ impl Driver {
         socket.set(PollFlags::POLLOUT, self.queue.has_output() && !self.writable);
         let now = Instant::now();
         let mut until = self.queue.next_deadline().map(|at| at.saturating_duration_since(now));
-        if self.queue.wants_buffers() {
+        if self.queue.wants_buffers().is_some() {
             until = Some(until.map_or(BUFFER_RETRY, |u| u.min(BUFFER_RETRY)));
         }
         let timeout = until.map_or(PollTimeout::NONE, poll_timeout);
