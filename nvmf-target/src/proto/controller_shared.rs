@@ -2,8 +2,8 @@
 //!
 //! Written by the admin side, read by every I/O queue on its own thread. The data path takes no lock: namespaces
 //! come from a swapped snapshot, the rest are atomics; the registry's lock is taken when a queue comes or goes and
-//! by Abort. Invariant: once [`ControllerShared::terminate`] has returned, no queue of this controller hands another
-//! command to a back end.
+//! by Abort. Invariant: once [`ControllerShared::terminate`] has returned and [`ControllerShared::in_flight`] is 0, no
+//! queue of this controller hands another command to a back end.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -193,7 +193,7 @@ impl ControllerShared {
 
     /// The state now.
     pub fn state(&self) -> ControllerState {
-        match self.state.load(Ordering::Acquire) {
+        match self.state.load(Ordering::SeqCst) {
             0 => ControllerState::Disabled,
             1 => ControllerState::Ready,
             2 => ControllerState::ShuttingDown,
@@ -205,7 +205,7 @@ impl ControllerShared {
     pub fn set_state(&self, state: ControllerState) {
         let keep = |now| (now != ControllerState::Terminated as u8).then_some(state as u8);
         // Err means terminated, and then there is nothing to change.
-        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep);
+        let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, keep);
     }
 
     /// Notes that a command arrived (traffic-based keep-alive).
@@ -257,7 +257,7 @@ impl ControllerShared {
     /// Ends the association: no command that isn't at a back end yet gets there any more, and every queue is told
     /// to close. [`ControllerShared::in_flight`] says when the last one that is there has been answered.
     pub fn terminate(&self) {
-        self.state.store(ControllerState::Terminated as u8, Ordering::Release);
+        self.state.store(ControllerState::Terminated as u8, Ordering::SeqCst);
         for queue in self.queues() {
             queue.terminate();
         }

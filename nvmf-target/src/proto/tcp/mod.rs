@@ -337,6 +337,11 @@ impl TcpQueuePair {
         self.closing.filter(|_| !term_req_waits)
     }
 
+    /// The connection is over, though a TermReq may still be leaving: nothing is received or answered any more.
+    pub fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
     /// Commands received and not yet answered.
     pub fn outstanding(&self) -> usize {
         self.slots.taken()
