@@ -11,6 +11,7 @@ pub mod exit;
 pub mod initiator;
 pub mod journal;
 pub mod lane;
+pub mod nvmf;
 pub mod pattern;
 pub mod perf;
 pub mod progress;

@@ -51,6 +51,19 @@ pub struct ZeroingMix {
     pub deallocate_percent: u8,
 }
 
+/// A journalled load.
+#[derive(Debug, Clone, Copy)]
+pub struct Load<'a> {
+    /// Which writes are no plain ones.
+    pub mix: ZeroingMix,
+    /// Where they are written down.
+    pub journal: &'a Mutex<Journal>,
+    /// The journal's last generation; this load's begin above it.
+    pub last_generation: u64,
+    /// When to stop, if no signal does.
+    pub limit: Option<Duration>,
+}
+
 /// What a check found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CheckReport {
@@ -205,14 +218,12 @@ pub fn check<Q: CommandQueue + Send>(
 /// acknowledged. Returns how many writes were acknowledged.
 pub fn overwrite<Q: CommandQueue + Send>(
     plan: &VerifyPlan,
-    mix: ZeroingMix,
-    journal: &Mutex<Journal>,
-    last_generation: u64,
-    limit: Option<Duration>,
+    load: &Load<'_>,
     queues: &mut [Q],
     stop: &StopFlag,
     bar: &ProgressBar,
 ) -> (u64, Option<ToolError>) {
+    let Load { mix, journal, last_generation, limit } = *load;
     let generation = AtomicU64::new(last_generation);
     let start = Instant::now();
     let extents = plan.lba_count / u64::from(plan.command_blocks);

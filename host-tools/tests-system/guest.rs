@@ -46,8 +46,7 @@ impl Guest {
             Ok("kvm") => &["-accel", "kvm", "-cpu", "host"],
             _ => &["-accel", "tcg,thread=multi", "-cpu", "max"],
         };
-        let append =
-            format!("console=ttyS0 panic=-1 quiet mitigations=off {}", network.guest_kernel_arguments());
+        let append = format!("console=ttyS0 panic=-1 quiet mitigations=off {}", network.guest_kernel_arguments());
         let share = format!("local,path={},mount_tag=job,security_model=none", folder.display());
         let mut command = network.command("qemu-system-x86_64");
         command.args(["-machine", "q35", "-m", "2048", "-smp", "4", "-display", "none", "-no-reboot", "-nodefaults"]);
