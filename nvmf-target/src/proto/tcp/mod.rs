@@ -288,6 +288,8 @@ impl TcpQueuePair {
     /// The socket's read side ended, or it failed.
     pub fn peer_closed(&mut self) {
         self.close(CloseReason::PeerClosed);
+        // A TermReq that still waits has nobody to read it.
+        self.output = Output::default();
     }
 
     /// Our side ends the connection.

@@ -119,6 +119,11 @@ impl Output {
         }
     }
 
+    /// Bytes of the buffer itself still wait.
+    pub(crate) fn is_waiting(&self, key: HeldKey) -> bool {
+        self.held.get(key.0).and_then(Option::as_ref).is_some_and(|held| held.chunks > 0)
+    }
+
     /// Takes the buffer back, if none of its bytes wait.
     pub(crate) fn take_back(&mut self, key: HeldKey) -> Option<IoBuf> {
         let slot = self.held.get_mut(key.0)?;
@@ -127,8 +132,20 @@ impl Output {
 
     /// Takes the buffer back whatever waits: only once nothing is sent any more.
     pub(crate) fn take_back_closed(&mut self, key: HeldKey) -> Option<IoBuf> {
-        self.chunks.clear();
+        self.discard();
         self.held.get_mut(key.0)?.take().map(|held| held.buffer)
+    }
+
+    /// Forgets what waits; held buffers stay until they are taken back or this goes.
+    pub(crate) fn discard(&mut self) {
+        self.chunks.clear();
+        self.marks.clear();
+        self.control.clear();
+        (self.control_sent, self.front_sent) = (0, 0);
+        self.sent_bytes = self.pushed_bytes;
+        for held in self.held.iter_mut().flatten() {
+            held.chunks = 0;
+        }
     }
 
     pub(crate) fn gather<'a>(&'a self, out: &mut Vec<IoSlice<'a>>) {
