@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::connections::Ticket;
 use super::socket::SocketProbe;
 use crate::proto::controller_shared::{ControllerShared, ControllerState};
+use crate::proto::queue_shared::QueueShared;
 use crate::wire::nqn::Nqn;
 
 /// Why an association ends.
@@ -79,6 +81,8 @@ pub(super) struct Controller {
     /// Last sign of life, in ms after `since`.
     last_seen_ms: AtomicU64,
     ending: AtomicBool,
+    /// The places of its I/O connections in the count of connections.
+    tickets: Mutex<Vec<(Arc<QueueShared>, Ticket)>>,
     news: Mutex<News>,
     wake: Notify,
 }
@@ -109,6 +113,7 @@ impl Controller {
             kato_ms: AtomicU32::new(association.kato_ms),
             last_seen_ms: AtomicU64::new(0),
             ending: AtomicBool::new(false),
+            tickets: Mutex::default(),
             news: Mutex::default(),
             wake: Notify::new(),
         }
@@ -151,11 +156,26 @@ impl Controller {
         self.wake.notified().await;
     }
 
-    /// The host was heard, or its timeout was changed.
-    pub fn seen(&self, now: Instant, kato_ms: u32) {
+    /// The host was heard.
+    pub fn note_life(&self, now: Instant) {
         let ms = now.saturating_duration_since(self.since).as_millis() as u64;
         self.last_seen_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// The host has changed its timeout.
+    pub fn set_kato_ms(&self, kato_ms: u32) {
         self.kato_ms.store(kato_ms, Ordering::Relaxed);
+    }
+
+    /// Keeps an I/O connection counted for as long as its queue lives.
+    pub fn hold_ticket(&self, queue: Arc<QueueShared>, ticket: Ticket) {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).push((queue, ticket));
+        self.release_tickets();
+    }
+
+    /// Gives back the places of connections whose queues are gone.
+    pub fn release_tickets(&self) {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).retain(|(queue, _)| !queue.is_gone());
     }
 
     /// The keep-alive timeout in force.

@@ -10,10 +10,12 @@ pub mod error_log;
 pub mod facts;
 pub mod feature;
 pub mod identify;
+pub mod intake;
 pub mod keep_alive;
 pub mod log_page;
 mod pages;
 pub mod property;
+pub mod queue;
 
 #[cfg(test)]
 mod tests;
@@ -75,7 +77,8 @@ impl Answer {
 pub enum Action {
     /// Close every I/O queue, then call [`AdminController::stopped`].
     StopQueues,
-    /// Close every I/O queue, flush every namespace that has a write cache, then call [`AdminController::stopped`].
+    /// Let what is at back ends finish, flush every namespace that has a write cache, then call
+    /// [`AdminController::stopped`].
     StopQueuesAndFlush,
     /// Complete this held Asynchronous Event Request (or one that was aborted).
     Complete(CommandId, u32, Status),
@@ -119,6 +122,8 @@ pub struct AdminController {
     keep_alive: KeepAlive,
     errors: Arc<SharedErrorLog>,
     aborted: Vec<CommandId>,
+    /// A command has arrived since the keep-alive timer was last asked.
+    heard: bool,
     transition: Option<Action>,
 }
 
@@ -141,6 +146,7 @@ impl AdminController {
             keep_alive: KeepAlive::new(facts.kato_ms, fallback, now),
             errors,
             aborted: Vec::new(),
+            heard: false,
             transition: None,
             role,
             facts,
@@ -200,9 +206,14 @@ impl AdminController {
         Some(Action::Complete(CommandId(cid), event.encode(), Status::SUCCESS))
     }
 
-    /// The queues are closed, and flushed if that was asked for.
-    pub fn stopped(&mut self) {
-        self.properties.stopped();
+    /// The queues have stopped, and what had to be flushed is, or could not be: then the controller says that it has
+    /// failed instead of a shutdown that it did not do.
+    pub fn stopped(&mut self, flushed: bool) {
+        if flushed {
+            self.properties.stopped();
+        } else {
+            self.properties.failed();
+        }
     }
 
     /// A namespace was added, removed or resized.
@@ -222,7 +233,15 @@ impl AdminController {
 
     /// Whether the host is still there.
     pub fn check_keep_alive(&mut self, now: Instant) -> Verdict {
-        self.keep_alive.check(now, || self.shared.take_traffic())
+        let (heard, shared) = (&mut self.heard, &self.shared);
+        self.keep_alive.check(now, || std::mem::take(heard) | shared.take_traffic())
+    }
+
+    /// Whether a command has arrived on any of the controller's queues since the last call.
+    pub fn take_life_sign(&mut self) -> bool {
+        let heard = self.shared.take_traffic();
+        self.heard |= heard;
+        heard
     }
 
     fn dispatch(&mut self, sqe: &Sqe, data: &[u8], now: Instant) -> Result<Option<Answer>, Status> {
