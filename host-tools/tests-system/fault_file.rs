@@ -230,9 +230,11 @@ impl Filesystem for FaultFile {
             };
         }
         let bytes = data.to_vec();
-        self.request(reply, true, ReplyWrite::error, move |reply, backing| match backing.write_all_at(&bytes, offset) {
-            Ok(()) => reply.written(length),
-            Err(error) => reply.error(error.into()),
+        self.request(reply, true, ReplyWrite::error, move |reply, backing| {
+            match backing.write_all_at(&bytes, offset) {
+                Ok(()) => reply.written(length),
+                Err(error) => reply.error(error.into()),
+            }
         });
     }
 
@@ -250,7 +252,16 @@ impl Filesystem for FaultFile {
         });
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
         self.request(reply, true, ReplyEmpty::error, move |reply, backing| {
             let flags = nix::fcntl::FallocateFlags::from_bits_truncate(mode);
             let done = match (i64::try_from(offset), i64::try_from(length)) {

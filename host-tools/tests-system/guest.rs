@@ -39,14 +39,17 @@ pub struct Job {
 
 impl Guest {
     /// Boots kernel `version` ("6.1", "6.12"); `folder` is shared with the guest as /job.
-    pub fn boot(version: &str, network: &Network, folder: &Path) -> Result<Guest> {
+    pub fn boot(version: &str, network: &Network, folder: &Path, kernel_arguments: &str) -> Result<Guest> {
         let (kernel, initramfs) = images(version)?;
         std::fs::create_dir_all(folder)?;
         let accelerator: &[&str] = match std::env::var("SLUICE_GUEST_ACCEL").as_deref() {
             Ok("kvm") => &["-accel", "kvm", "-cpu", "host"],
             _ => &["-accel", "tcg,thread=multi", "-cpu", "max"],
         };
-        let append = format!("console=ttyS0 panic=-1 quiet mitigations=off {}", network.guest_kernel_arguments());
+        let append = format!(
+            "console=ttyS0 panic=-1 quiet mitigations=off {} {kernel_arguments}",
+            network.guest_kernel_arguments()
+        );
         let share = format!("local,path={},mount_tag=job,security_model=none", folder.display());
         let mut command = network.command("qemu-system-x86_64");
         command.args(["-machine", "q35", "-m", "2048", "-smp", "4", "-display", "none", "-no-reboot", "-nodefaults"]);

@@ -3,11 +3,16 @@
 //! `cargo test -p host-tools --test system -- [FILTER...]` runs the suites whose name contains a filter; without one, all
 //! but the self-test of the harness. `make test` builds what they need and runs them; `--list` names them.
 
+mod broken_disk;
+mod durability;
 mod guest;
 mod linux_host;
+mod many_hosts;
+mod members;
 mod network;
 mod process;
 mod report;
+mod service;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +23,15 @@ use report::Report;
 type Suite = fn(&mut Report, &Path) -> Result<()>;
 
 /// Name, whether it runs when nothing is asked for by name, and the suite.
-const SUITES: &[(&str, bool, Suite)] = &[("selftest", false, linux_host::selftest)];
+const SUITES: &[(&str, bool, Suite)] = &[
+    ("selftest", false, linux_host::selftest),
+    ("given_target", false, linux_host::given_target),
+    ("members", true, members::run),
+    ("durability", true, durability::run),
+    ("many_hosts", true, many_hosts::run),
+    ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12")),
+    ("linux_6_1", true, |report, folder| linux_host::run(report, folder, "6.1")),
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

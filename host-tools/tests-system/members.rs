@@ -1,0 +1,243 @@
+//! Members that fail under a running service, each way a member gets lost: cut short, overwritten, erring, hanging.
+//!
+//! 4+2: two lost are survived, reads and writes go on; three lost is Unrecovered Read Error, never a wrong byte, and the
+//! service stays up. The pool's own simulator covers every moment; here the real members, files and clocks.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::broken_disk::BrokenDisk;
+use crate::network::Network;
+use crate::report::Report;
+use crate::service::{Service, Setup, find};
+
+const MEMBER_BYTES: u64 = 256 << 20;
+const MEMBER_TIMEOUT: Duration = Duration::from_millis(1500);
+/// What each test writes before the damage.
+const SIZE: &str = "48MiB";
+
+/// Six members, of which the first `broken` can be made to fail.
+struct Bench<'a> {
+    disks: Vec<BrokenDisk>,
+    service: Service<'a>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(folder: &Path, network: &'a Network, broken: usize) -> Result<Bench<'a>> {
+        std::fs::create_dir_all(folder)?;
+        let mut disks = Vec::new();
+        let mut members = Vec::new();
+        for index in 0..6 {
+            if index < broken {
+                let disk = BrokenDisk::new(folder, &format!("disk{index}"), MEMBER_BYTES)?;
+                members.push(format!("file:{}", disk.path().display()));
+                disks.push(disk);
+            } else {
+                members.push(format!("file:{}", folder.join(format!("member{index}")).display()));
+            }
+        }
+        let member_timeout_ms = MEMBER_TIMEOUT.as_millis() as u64;
+        let setup = Setup { members, member_size: "256MiB", member_timeout_ms, ..Setup::default() };
+        let service = Service::start(folder, network, &setup)?;
+        service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1"], 60).context("before the damage")?;
+        Ok(Bench { disks, service })
+    }
+
+    fn fault(&self, fault: &str) -> Result<()> {
+        self.disks.iter().try_for_each(|disk| disk.fault(fault))
+    }
+
+    /// What was written before the damage is right, and writes go on; also after a restart, which mounts degraded.
+    fn goes_on(&mut self) -> Result<()> {
+        self.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1", "--check-only"], 90).context("old data")?;
+        self.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "2"], 90).context("new data")?;
+        self.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "2", "--check-only"], 90).context("new data again")?;
+        self.service.ensure_up()
+    }
+
+    /// The members as `pool show` has them.
+    fn members(&self) -> Result<Vec<Value>> {
+        let pool = self.service.ctl(&["pool", "show"])?;
+        let members = find(&pool, "members").and_then(Value::as_array).context("pool show lists no members")?;
+        ensure!(members.len() == 6, "pool show lists {} members", members.len());
+        Ok(members.clone())
+    }
+
+    /// Exactly these members are told as damaged: out of the set, or with errors counted.
+    fn ensure_named(&self, damaged: &[usize]) -> Result<()> {
+        for (index, member) in self.members()?.iter().enumerate() {
+            let told = member["state"] != "active" || findings(member) > 0;
+            ensure!(told == damaged.contains(&index), "member {index} is shown as {member}");
+        }
+        Ok(())
+    }
+}
+
+fn findings(member: &Value) -> u64 {
+    ["read_errors", "write_errors", "timeouts", "bad_shards"].iter().filter_map(|key| member[*key].as_u64()).sum()
+}
+
+/// Overwrites a member with bytes that are not its own.
+fn overwrite(path: &Path, seed: u64) -> Result<()> {
+    let file = File::options().write(true).open(path)?;
+    let mut state = seed | 1;
+    let mut block = vec![0u8; 1 << 20];
+    for offset in (0..MEMBER_BYTES).step_by(block.len()) {
+        for word in block.chunks_exact_mut(8) {
+            // xorshift64: any bytes do, as long as they are always the same.
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            word.copy_from_slice(&state.to_le_bytes());
+        }
+        file.write_all_at(&block, offset)?;
+    }
+    Ok(())
+}
+
+/// Flips one bit in every `step` bytes of a member; returns how many.
+fn flip(path: &Path, from: u64, step: u64) -> Result<u64> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let mut byte = [0u8];
+    let mut count = 0;
+    for offset in (from..file.metadata()?.len()).step_by(usize::try_from(step)?) {
+        file.read_exact_at(&mut byte, offset)?;
+        file.write_all_at(&[byte[0] ^ 0x10], offset)?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+pub fn run(report: &mut Report, folder: &Path) -> Result<()> {
+    let network = Network::UserMode;
+    report.check("two_truncated", || {
+        let mut bench = Bench::new(&folder.join("truncated"), &network, 0)?;
+        for index in [2, 3] {
+            File::options().write(true).open(&bench.service.members[index])?.set_len(0)?;
+        }
+        bench.goes_on()?;
+        bench.ensure_named(&[2, 3])
+    });
+    report.check("two_overwritten", || {
+        let mut bench = Bench::new(&folder.join("overwritten"), &network, 0)?;
+        for index in [0, 5] {
+            overwrite(&bench.service.members[index], 42 + index as u64)?;
+        }
+        bench.goes_on()?;
+        bench.ensure_named(&[0, 5])
+    });
+    report.check("h100_flipped_bytes_are_repaired_and_counted", || flipped(&folder.join("flipped"), &network));
+    if let Some(reason) = BrokenDisk::unavailable() {
+        for name in ["two_erring", "two_hanging", "three_lost", "h131_member_full"] {
+            report.skip(name, reason);
+        }
+        return Ok(());
+    }
+    report.check("two_erring", || {
+        let mut bench = Bench::new(&folder.join("erring"), &network, 2)?;
+        bench.fault("eio")?;
+        bench.goes_on()?;
+        bench.ensure_named(&[0, 1])
+    });
+    report.check("h156_two_hanging", || hanging(&folder.join("hanging"), &network));
+    report.check("three_lost", || three_lost(&folder.join("three"), &network));
+    report.check("h131_member_full", || member_full(&folder.join("full"), &network));
+    Ok(())
+}
+
+/// H100: one bit in every 64 KiB of two members; read right, repaired, counted, and not found again.
+fn flipped(folder: &Path, network: &Network) -> Result<()> {
+    let mut bench = Bench::new(folder, network, 0)?;
+    // The superblocks at the start are left to the pool's own tests.
+    let flipped =
+        flip(&bench.service.members[1], 1 << 20, 64 << 10)? + flip(&bench.service.members[4], 1 << 20, 64 << 10)?;
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1", "--check-only"], 90)?;
+    let sum = |bench: &Bench, key: &str| -> Result<u64> {
+        Ok(bench.members()?.iter().filter_map(|member| member[key].as_u64()).sum())
+    };
+    let found = sum(&bench, "bad_shards")?;
+    ensure!(found > 0 && found <= flipped, "{found} bad shards counted, {flipped} bits flipped");
+    bench.ensure_named(&[1, 4])?;
+    let end = Instant::now() + Duration::from_secs(10);
+    while sum(&bench, "repaired_shards")? < found {
+        ensure!(Instant::now() < end, "{found} bad shards, {} repaired", sum(&bench, "repaired_shards")?);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1", "--check-only"], 90)?;
+    ensure!(sum(&bench, "bad_shards")? == found, "the second read found damage again");
+    bench.service.ensure_up()
+}
+
+/// Two members hang: I/O goes on within the member timeout, the control plane and keep-alives answer all the while, and
+/// the members may come back late without harm.
+fn hanging(folder: &Path, network: &Network) -> Result<()> {
+    let mut bench = Bench::new(folder, network, 2)?;
+    // A host that was there before, with a short keep-alive timeout, and stays.
+    let log = "steady.log";
+    let mut steady = bench.service.nvmf_spawn(
+        "perf",
+        &["--nsid", "3", "-k", "2", "--rw", "randrw", "--queue-depth", "1", "--time", "14"],
+        log,
+    )?;
+    std::thread::sleep(Duration::from_secs(1));
+    bench.fault("hang")?;
+    let start = Instant::now();
+    bench.service.nvmf_ok("verify", &["-z", "4KiB", "-b", "4KiB", "--seed", "7", "--start-block", "100000"], 30)?;
+    let first = start.elapsed();
+    ensure!(first < MEMBER_TIMEOUT * 3, "a write took {first:?} with a member timeout of {MEMBER_TIMEOUT:?}");
+    for _ in 0..10 {
+        let start = Instant::now();
+        bench.service.ctl(&["status"])?;
+        let asked = start.elapsed();
+        ensure!(asked < Duration::from_millis(500), "offloadctl status took {asked:?}");
+    }
+    bench.goes_on()?;
+    bench.ensure_named(&[0, 1])?;
+    let status = steady.wait(Duration::from_secs(60))?;
+    let text = std::fs::read_to_string(folder.join(log))?;
+    ensure!(status.success(), "the steady host ended with {status}: {}", crate::process::tail(&text, 4));
+    println!("        {} requests held at the end", bench.disks[0].held()? + bench.disks[1].held()?);
+    bench.fault("none")?;
+    std::thread::sleep(Duration::from_secs(1));
+    bench
+        .service
+        .nvmf_ok("verify", &["-z", SIZE, "--seed", "2", "--check-only"], 90)
+        .context("after the members came back")?;
+    bench.service.ensure_up()
+}
+
+/// Beyond m: an error for what can't be rebuilt, never a wrong byte, no hang; when the members are back, all is right.
+fn three_lost(folder: &Path, network: &Network) -> Result<()> {
+    let mut bench = Bench::new(folder, network, 3)?;
+    bench.fault("eio")?;
+    let text = bench.service.nvmf_fails("verify", &["-z", SIZE, "--seed", "1", "--check-only"], 4, 120)?;
+    ensure!(text.contains("Unrecovered Read Error"), "the host was told: {}", crate::process::tail(&text, 4));
+    bench.service.ensure_up()?;
+    bench.service.nvmf_ok("verify", &["--nsid", "3", "-z", "8MiB", "--seed", "5"], 60).context("another namespace")?;
+    // Lifted, the data of members that only erred is all there: a new start reads it.
+    bench.fault("none")?;
+    bench.service.kill_9()?;
+    bench.service.launch()?;
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1", "--check-only"], 90).context("after a new start")?;
+    Ok(())
+}
+
+/// H131: a member's file system is full: Capacity Exceeded, the member isn't faulted, and space makes it go on.
+fn member_full(folder: &Path, network: &Network) -> Result<()> {
+    let mut bench = Bench::new(folder, network, 1)?;
+    bench.fault("full")?;
+    let text = bench.service.nvmf_fails("verify", &["-z", SIZE, "--seed", "3"], 4, 90)?;
+    ensure!(text.contains("Capacity Exceeded"), "the host was told: {}", crate::process::tail(&text, 4));
+    ensure!(
+        bench.members()?.iter().all(|member| member["state"] == "active"),
+        "no space was taken for a broken member"
+    );
+    bench.fault("none")?;
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "3"], 90).context("with space again")?;
+    bench.service.ensure_up()
+}
