@@ -165,7 +165,7 @@ fn check_access(path: &Path, metadata: &std::fs::Metadata) -> Result<(), KekErro
 
 /// Made whole under another name, made durable, then linked into place: neither a crash nor a second service leaves half a
 /// key or two, and data is never encrypted under a key that a power cut takes away.
-fn create_key(path: &Path) -> Result<KeyEncryptionKey, KekError> {
+pub(super) fn create_key(path: &Path) -> Result<KeyEncryptionKey, KekError> {
     let failed = |source| KekError::Create { path: path.to_owned(), source };
     let secret = Zeroizing::new(random_bytes::<KEK_BYTES>()?);
     let directory = match path.parent() {

@@ -77,4 +77,9 @@ impl OpeningKeys {
         }
         self.subkeys.get(&key)
     }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.subkeys.len()
+    }
 }
