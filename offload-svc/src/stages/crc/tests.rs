@@ -18,8 +18,8 @@ fn bitwise(crc: u32, bytes: &[u8]) -> u32 {
 #[test]
 fn h132_rfc_3720_vectors() {
     let read_pdu: [u8; 48] = [
-        0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 0x04, 0, 0, 0, 0, 0x14, 0, 0, 0, 0x18,
-        0x28, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0, 0, 0, 0,
+        0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 0x04, 0, 0, 0, 0, 0x14, 0, 0, 0,
+        0x18, 0x28, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0, 0, 0, 0,
     ];
     let rising: [u8; 32] = std::array::from_fn(|index| index as u8);
     let falling: [u8; 32] = std::array::from_fn(|index| 31 - index as u8);
@@ -64,7 +64,11 @@ fn long_inputs_split_anywhere_combine_to_the_whole() {
         for engine in Engine::ALL {
             assert_eq!(engine.checksum(&bytes), whole, "{engine:?}");
             assert_eq!(engine.append(engine.checksum(front), back), whole, "{engine:?} at {split}");
-            assert_eq!(combine(engine.checksum(front), engine.checksum(back), back.len()), whole, "{engine:?} at {split}");
+            assert_eq!(
+                combine(engine.checksum(front), engine.checksum(back), back.len()),
+                whole,
+                "{engine:?} at {split}"
+            );
         }
     }
 }

@@ -6,20 +6,25 @@
 use zeroize::Zeroizing;
 
 use super::{KekId, KeyEncryptionKey, KeyEpoch, LineageId, NoRandomness, random_bytes};
+use crate::stages::cipher::Cipher;
 use crate::stages::cipher::gcm::{self, GcmKey};
 
 const SECRET_BYTES: usize = 32;
 
 /// The data key of one lineage and epoch. Records are never sealed under it, only under its subkeys.
+///
+/// It is for one cipher only. Were the cipher a record's to say, whoever can write to a member could relabel a GCM record as
+/// XTS, which has no tag, and forge a Deallocate. A volume that changes its cipher takes a new epoch.
 pub struct LineageKey {
     lineage: LineageId,
     epoch: KeyEpoch,
+    cipher: Cipher,
     secret: Zeroizing<[u8; SECRET_BYTES]>,
 }
 
 impl std::fmt::Debug for LineageKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LineageKey({:032x}, epoch {})", self.lineage.0, self.epoch.0)
+        write!(f, "LineageKey({:032x}, epoch {}, {})", self.lineage.0, self.epoch.0, self.cipher)
     }
 }
 
@@ -35,7 +40,7 @@ pub enum UnwrapError {
 }
 
 /// Bytes of a wrapped key.
-pub const WRAPPED_KEY_BYTES: usize = 92;
+pub const WRAPPED_KEY_BYTES: usize = 96;
 
 /// A lineage key, encrypted for storage by AES-256-GCM. Little-endian:
 ///
@@ -45,26 +50,34 @@ pub const WRAPPED_KEY_BYTES: usize = 92;
 /// | 4..12 | key-encryption key id | "another key" is told from "damaged" |
 /// | 12..28 | lineage | bound: a key can't be given to another lineage |
 /// | 28..32 | epoch | bound: an old epoch can't pose as a new one |
-/// | 32..44 | nonce, random | wraps are rare: 2^32 random nonces per key-encryption key are far off |
-/// | 44..76 | ciphertext | the 32-byte secret |
-/// | 76..92 | tag over all of 0..44 and the ciphertext | |
+/// | 32 | cipher id | bound: a key for GCM can't be used for XTS |
+/// | 33..36 | 0 | |
+/// | 36..48 | nonce, random | wraps are rare: 2^32 random nonces per key-encryption key are far off |
+/// | 48..80 | ciphertext | the 32-byte secret |
+/// | 80..96 | tag over all of 0..48 and the ciphertext | |
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WrappedKey([u8; WRAPPED_KEY_BYTES]);
 
 const MAGIC: [u8; 4] = *b"SLK1";
-const NONCE_AT: usize = 32;
-const SECRET_AT: usize = 44;
-const TAG_AT: usize = 76;
+const CIPHER_AT: usize = 32;
+const NONCE_AT: usize = 36;
+const SECRET_AT: usize = 48;
+const TAG_AT: usize = 80;
 
 impl LineageKey {
     /// A fresh random key.
-    pub fn generate(lineage: LineageId, epoch: KeyEpoch) -> Result<Self, NoRandomness> {
-        Ok(Self { lineage, epoch, secret: Zeroizing::new(random_bytes()?) })
+    pub fn generate(lineage: LineageId, epoch: KeyEpoch, cipher: Cipher) -> Result<Self, NoRandomness> {
+        Ok(Self { lineage, epoch, cipher, secret: Zeroizing::new(random_bytes()?) })
     }
 
     /// The key with these bytes: for tests and golden images, which need the same key every time.
-    pub fn from_secret(lineage: LineageId, epoch: KeyEpoch, secret: Zeroizing<[u8; SECRET_BYTES]>) -> Self {
-        Self { lineage, epoch, secret }
+    pub fn from_secret(
+        lineage: LineageId,
+        epoch: KeyEpoch,
+        cipher: Cipher,
+        secret: Zeroizing<[u8; SECRET_BYTES]>,
+    ) -> Self {
+        Self { lineage, epoch, cipher, secret }
     }
 
     pub fn lineage(&self) -> LineageId {
@@ -73,6 +86,11 @@ impl LineageKey {
 
     pub fn epoch(&self) -> KeyEpoch {
         self.epoch
+    }
+
+    /// The only cipher that its subkeys are for.
+    pub fn cipher(&self) -> Cipher {
+        self.cipher
     }
 
     pub(super) fn secret(&self) -> &[u8; SECRET_BYTES] {
@@ -91,7 +109,8 @@ impl LineageKey {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..12].copy_from_slice(&kek.id().0);
         bytes[12..28].copy_from_slice(&self.lineage.0.to_le_bytes());
-        bytes[28..NONCE_AT].copy_from_slice(&self.epoch.0.to_le_bytes());
+        bytes[28..CIPHER_AT].copy_from_slice(&self.epoch.0.to_le_bytes());
+        bytes[CIPHER_AT] = self.cipher.id();
         bytes[NONCE_AT..SECRET_AT].copy_from_slice(&nonce);
         let (bound, rest) = bytes.split_at_mut(SECRET_AT);
         let (secret, tag) = rest.split_at_mut(TAG_AT - SECRET_AT);
@@ -121,7 +140,8 @@ impl KeyEncryptionKey {
         self.cipher()
             .open(&nonce, bound, ciphertext, &array(tag), secret.as_mut_slice())
             .map_err(|_| UnwrapError::Damaged)?;
-        Ok(LineageKey { lineage: wrapped.lineage(), epoch: wrapped.epoch(), secret })
+        let cipher = Cipher::from_id(bound[CIPHER_AT]).ok_or(UnwrapError::UnknownFormat)?;
+        Ok(LineageKey { lineage: wrapped.lineage(), epoch: wrapped.epoch(), cipher, secret })
     }
 }
 
@@ -147,7 +167,7 @@ impl WrappedKey {
 
     /// Which of the lineage's keys; as [`WrappedKey::lineage`].
     pub fn epoch(&self) -> KeyEpoch {
-        KeyEpoch(u32::from_le_bytes(array(&self.0[28..NONCE_AT])))
+        KeyEpoch(u32::from_le_bytes(array(&self.0[28..CIPHER_AT])))
     }
 }
 

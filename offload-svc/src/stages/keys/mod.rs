@@ -13,8 +13,8 @@ mod subkey;
 pub use kek::{KEK_BYTES, KekError, KekId, KekSource, KeyEncryptionKey};
 pub use lineage::{LineageKey, UnwrapError, WRAPPED_KEY_BYTES, WrappedKey};
 pub use protect::{ProtectError, protect_process};
-pub use ring::Keyring;
 pub(super) use ring::OpeningKeys;
+pub use ring::{Keyring, NoSubkey};
 pub(super) use subkey::Subkey;
 pub use subkey::{NoncesSpent, SealingKey};
 

@@ -4,6 +4,7 @@
 //! thread opens another record of it, cached subkey or not.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -50,32 +51,50 @@ impl Keyring {
 /// Subkeys kept per thread. A mount adds one salt per stream, so old records of many mounts share these.
 const MAX_CACHED: usize = 1024;
 
-type CacheKey = (LineageId, KeyEpoch, Cipher, Salt);
+type CacheKey = (LineageId, KeyEpoch, Salt);
+
+/// Why a record's subkey is not to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoSubkey {
+    #[error("the key of lineage {:032x}, epoch {}, is not open", lineage.0, epoch.0)]
+    NoKey { lineage: LineageId, epoch: KeyEpoch },
+    #[error("the key is for {expected}; the record says {given}")]
+    OtherCipher { expected: Cipher, given: Cipher },
+}
 
 /// A thread's subkeys for opening records: deriving one costs more than opening a 4 KiB record.
 #[derive(Default)]
 pub(in crate::stages) struct OpeningKeys {
-    subkeys: HashMap<CacheKey, Subkey>,
+    subkeys: HashMap<CacheKey, (Cipher, Subkey)>,
     seen_forgotten: u64,
 }
 
 impl OpeningKeys {
-    /// The subkey of a record's fields, or `None` where the ring has no such key.
-    pub(in crate::stages) fn subkey(&mut self, ring: &Keyring, key: CacheKey, engines: &Engines) -> Option<&Subkey> {
+    /// The subkey of a record's fields. `cipher` is what the record claims; it has to be the key's.
+    pub(in crate::stages) fn subkey(
+        &mut self,
+        ring: &Keyring,
+        key: CacheKey,
+        cipher: Cipher,
+        engines: &Engines,
+    ) -> Result<&Subkey, NoSubkey> {
         let forgotten = ring.forgotten.load(Ordering::Acquire);
         if forgotten != self.seen_forgotten {
             self.subkeys.clear();
             self.seen_forgotten = forgotten;
         }
-        if !self.subkeys.contains_key(&key) {
-            let (lineage, epoch, cipher, salt) = key;
-            let subkey = Subkey::derive(ring.get(lineage, epoch)?.as_ref(), cipher, salt, engines);
-            if self.subkeys.len() >= MAX_CACHED {
-                self.subkeys.clear();
-            }
-            self.subkeys.insert(key, subkey);
+        if self.subkeys.len() >= MAX_CACHED && !self.subkeys.contains_key(&key) {
+            self.subkeys.clear();
         }
-        self.subkeys.get(&key)
+        let (expected, subkey) = match self.subkeys.entry(key) {
+            Entry::Occupied(held) => held.into_mut(),
+            Entry::Vacant(place) => {
+                let (lineage, epoch, salt) = key;
+                let lineage_key = ring.get(lineage, epoch).ok_or(NoSubkey::NoKey { lineage, epoch })?;
+                place.insert((lineage_key.cipher(), Subkey::derive(&lineage_key, salt, engines)))
+            }
+        };
+        if *expected == cipher { Ok(subkey) } else { Err(NoSubkey::OtherCipher { expected: *expected, given: cipher }) }
     }
 
     #[cfg(test)]

@@ -26,7 +26,8 @@ pub(in crate::stages) enum Subkey {
 const INFO: &[u8; 15] = b"sluice record 1";
 
 impl Subkey {
-    pub(super) fn derive(key: &LineageKey, cipher: Cipher, salt: Salt, engines: &Engines) -> Self {
+    pub(super) fn derive(key: &LineageKey, salt: Salt, engines: &Engines) -> Self {
+        let cipher = key.cipher();
         let mut info = [0u8; INFO.len() + 21];
         info[..15].copy_from_slice(INFO);
         info[15] = cipher.id();
@@ -66,13 +67,13 @@ pub struct NoncesSpent;
 
 impl LineageKey {
     /// The subkey of `salt`, which must be fresh ([`Salt::random`]): nonces count from zero.
-    pub fn sealing_key(&self, cipher: Cipher, salt: Salt, engines: &Engines) -> SealingKey {
+    pub fn sealing_key(&self, salt: Salt, engines: &Engines) -> SealingKey {
         SealingKey {
             lineage: self.lineage(),
             epoch: self.epoch(),
-            cipher,
+            cipher: self.cipher(),
             salt,
-            subkey: Subkey::derive(self, cipher, salt, engines),
+            subkey: Subkey::derive(self, salt, engines),
             next_nonce: 0,
         }
     }

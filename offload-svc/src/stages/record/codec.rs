@@ -15,7 +15,7 @@ use crate::stages::cipher::gcm::{self, GcmError};
 use crate::stages::cipher::xts::XtsError;
 use crate::stages::compress::{Codec, CompressError, Compression, Compressor, Decompressor, Packed};
 use crate::stages::engines::Engines;
-use crate::stages::keys::{KeyEpoch, Keyring, LineageId, NoncesSpent, OpeningKeys, SealingKey, Subkey};
+use crate::stages::keys::{Keyring, NoSubkey, NoncesSpent, OpeningKeys, SealingKey, Subkey};
 
 /// Bytes of one block checksum in the payload's table.
 const CRC_BYTES: usize = 4;
@@ -64,8 +64,8 @@ pub enum OpenError {
     OtherBirth { found: Box<Birth> },
     #[error("a record of kind {found:?} stands where {expected:?} should")]
     OtherKind { found: Kind, expected: Kind },
-    #[error("the key of lineage {lineage:?}, epoch {epoch:?} is not open")]
-    NoKey { lineage: LineageId, epoch: KeyEpoch },
+    #[error(transparent)]
+    NoSubkey(#[from] NoSubkey),
     #[error("the output has {given_bytes} bytes, the record {needed_bytes}")]
     OutputTooShort { given_bytes: usize, needed_bytes: usize },
     #[error("the authentication tag does not match")]
@@ -189,8 +189,8 @@ impl RecordCodec {
         let plain = out.get_mut(..needed_bytes).ok_or(OpenError::OutputTooShort { given_bytes, needed_bytes })?;
         let payload = &record[HEADER_BYTES..header.record_bytes()];
         let Birth { lineage, key_epoch: epoch, .. } = header.birth;
-        let subkey = self.opening.subkey(&self.keyring, (lineage, epoch, header.cipher, header.salt), &self.engines);
-        let subkey = subkey.ok_or(OpenError::NoKey { lineage, epoch })?;
+        let key = (lineage, epoch, header.salt);
+        let subkey = self.opening.subkey(&self.keyring, key, header.cipher, &self.engines)?;
         let inner = &mut self.scratch[..payload.len()];
         decipher(header, record, payload, subkey, inner).inspect_err(|_| inner.zeroize())?;
         if !header.kind.has_payload() {
@@ -289,4 +289,20 @@ fn check_blocks(engines: &Engines, table: &[u8], plain: &[u8], block_bytes: usiz
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Changes the plaintext of a sealed payload and seals it again under the same key: a valid record of bad content.
+    pub fn tamper_inside(header: &mut Header, key: &SealingKey, record: &mut [u8], change: impl FnOnce(&mut [u8])) {
+        let mut inner = vec![0; header.payload_bytes as usize];
+        decipher(header, record, &record[HEADER_BYTES..], &key.subkey, &mut inner).unwrap();
+        change(&mut inner);
+        encipher(header, &key.subkey, &mut inner).unwrap();
+        record[HEADER_BYTES..].copy_from_slice(&inner);
+        let (head, payload) = record.split_first_chunk_mut().unwrap();
+        header.write(head, payload);
+    }
 }

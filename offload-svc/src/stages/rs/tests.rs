@@ -11,8 +11,7 @@ const SHARD_BYTES: usize = 5;
 
 fn stripe(code: &Code, seed: u64) -> Vec<Vec<u8>> {
     let mut random = StdRng::seed_from_u64(seed);
-    let data: Vec<Vec<u8>> =
-        (0..code.data()).map(|_| (0..SHARD_BYTES).map(|_| random.random()).collect()).collect();
+    let data: Vec<Vec<u8>> = (0..code.data()).map(|_| (0..SHARD_BYTES).map(|_| random.random()).collect()).collect();
     let mut parity = vec![vec![0u8; SHARD_BYTES]; code.parity()];
     code.encode(&data, &mut parity).unwrap();
     data.into_iter().chain(parity).collect()

@@ -36,7 +36,12 @@ fn ieee_1619_vectors() {
     ];
     let rising: Vec<u8> = (0..512).map(|index| index as u8).collect();
     for engine in Engine::available() {
-        let two = there_and_back(engine, &hex(&format!("{}{}", "11".repeat(16), "22".repeat(16))), 0x33_3333_3333, &[0x44; 32]);
+        let two = there_and_back(
+            engine,
+            &hex(&format!("{}{}", "11".repeat(16), "22".repeat(16))),
+            0x33_3333_3333,
+            &[0x44; 32],
+        );
         assert_eq!(to_hex(&two), "c454185e6a16936e39334038acef838bfb186fff7480adc4289382ecd6d394f0");
         let four = hex("2718281828459045235360287471352631415926535897932384626433832795");
         let four = there_and_back(engine, &four, 0, &rising);
