@@ -72,8 +72,8 @@ impl Mempool {
         Ok(this)
     }
 
-    /// Takes a slot, if one is in: its first byte.
-    pub fn take(&self) -> Option<NonNull<u8>> {
+    /// Takes a slot, if one is in.
+    pub fn take(&self) -> Option<usize> {
         let mut object = std::ptr::null_mut();
         // SAFETY: one pointer is written when it returns 0.
         if unsafe { ffi::sluice_mempool_get(self.pool.as_ptr(), &mut object) } != 0 {
@@ -83,12 +83,21 @@ impl Mempool {
         // holds the object now.
         let slot = unsafe { object.cast::<u32>().read() } as usize;
         assert!(slot < self.objects.len(), "the object was overwritten");
-        // SAFETY: slot < count, so the offset lies inside the zone.
-        Some(unsafe { self.zone.start().add(slot * self.slot_bytes) })
+        Some(slot)
     }
 
-    /// Which slot starts at `start`, if one does.
-    pub fn slot_of(&self, start: NonNull<u8>) -> Option<usize> {
+    /// Where a slot begins.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn start_of(&self, slot: usize) -> NonNull<u8> {
+        assert!(slot < self.objects.len(), "no such slot");
+        // SAFETY: slot < count, so the offset lies inside the zone.
+        unsafe { self.zone.start().add(slot * self.slot_bytes) }
+    }
+
+    /// Which slot begins at `start`, if one does.
+    pub fn slot_at(&self, start: NonNull<u8>) -> Option<usize> {
         let offset = (start.as_ptr() as usize).checked_sub(self.zone.start().as_ptr() as usize)?;
         let slot = offset / self.slot_bytes;
         (offset.is_multiple_of(self.slot_bytes) && slot < self.objects.len()).then_some(slot)
