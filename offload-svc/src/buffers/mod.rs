@@ -1,0 +1,185 @@
+//! The data path's I/O buffers: a fixed number of each size, waited for in order.
+//!
+//! Owns size classes, accounting and the queue of those who wait. Must not know what buffers hold or where their
+//! memory comes from (`store`: the heap or DPDK's mempool). Invariants: a slot has one owner at a time and comes back
+//! once; while someone waits for a class, a buffer of it that comes back goes to the one who has waited longest.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use nvmf_target::buffer::{BUFFER_ALIGN_BYTES, BufferPool, IoBuf};
+
+mod class;
+#[cfg(feature = "dpdk")]
+mod dpdk;
+mod plan;
+mod store;
+mod wait;
+
+#[cfg(test)]
+mod tests;
+
+pub use plan::{Plan, SizeClass};
+pub use wait::Wait;
+
+use class::Class;
+use store::HeapStore;
+
+/// A pool could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BuffersError {
+    /// No memory for one size.
+    #[error("no memory for {count} buffers of {bytes} bytes: lower buffers.memory")]
+    OutOfMemory {
+        /// Buffers of the size.
+        count: usize,
+        /// The size.
+        bytes: usize,
+    },
+    /// DPDK has no memory for one size.
+    #[cfg(feature = "dpdk")]
+    #[error("{source}: lower buffers.memory")]
+    Mempool {
+        /// What DPDK said.
+        #[from]
+        source: sdk_bindings::mempool::MempoolError,
+    },
+    /// A plan without a size, or with one that is no multiple of 4 KiB.
+    #[error("buffers of {bytes} bytes are not possible: sizes are multiples of {BUFFER_ALIGN_BYTES}")]
+    Size {
+        /// The size.
+        bytes: usize,
+    },
+}
+
+/// A pool of buffers in size classes. Clones share it.
+#[derive(Clone)]
+pub struct Buffers {
+    /// From small to large.
+    classes: Arc<[Arc<Class>]>,
+}
+
+/// One size's state at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassSnapshot {
+    /// Size of each buffer.
+    pub bytes: usize,
+    /// Buffers of this size.
+    pub count: usize,
+    /// Those in use.
+    pub used: usize,
+    /// Requests that wait for one.
+    pub waiting: usize,
+}
+
+impl Buffers {
+    /// Buffers in ordinary memory.
+    pub fn in_memory(plan: &Plan) -> Result<Self, BuffersError> {
+        Self::of(plan, |class| {
+            let out_of_memory = BuffersError::OutOfMemory { count: class.count, bytes: class.bytes };
+            Ok(Box::new(HeapStore::new(class.count, class.bytes).ok_or(out_of_memory)?))
+        })
+    }
+
+    /// Buffers in DPDK's memory, in one mempool a size.
+    #[cfg(feature = "dpdk")]
+    pub fn in_mempools(plan: &Plan, eal: &'static sdk_bindings::eal::Eal) -> Result<Self, BuffersError> {
+        Self::of(plan, |class| Ok(Box::new(dpdk::MempoolStore::new(eal, class.count, class.bytes)?)))
+    }
+
+    fn of(
+        plan: &Plan,
+        store: impl Fn(&SizeClass) -> Result<Box<dyn store::Store>, BuffersError>,
+    ) -> Result<Self, BuffersError> {
+        let mut classes = Vec::new();
+        for class in plan.classes() {
+            if class.bytes == 0 || !class.bytes.is_multiple_of(BUFFER_ALIGN_BYTES) {
+                return Err(BuffersError::Size { bytes: class.bytes });
+            }
+            classes.push(Class::new(class.bytes, class.count, store(class)?));
+        }
+        Ok(Self { classes: classes.into() })
+    }
+
+    /// The sizes that `len_bytes` fits into, from small to large.
+    fn classes_for(&self, len_bytes: usize) -> &[Arc<Class>] {
+        let first = self.classes.partition_point(|class| class.bytes() < len_bytes);
+        &self.classes[first..]
+    }
+
+    /// A buffer of `len_bytes` as soon as there is one, in the order of asking.
+    ///
+    /// # Panics
+    /// If `len_bytes` is over [`BufferPool::largest_bytes`]: such a buffer would never come.
+    pub fn wait(&self, len_bytes: usize) -> Wait {
+        assert!(len_bytes <= self.largest_bytes(), "no buffer is that large");
+        Wait::new(self.clone(), len_bytes)
+    }
+
+    /// Takes a buffer of the fitting size or a larger one, unless someone waits for the fitting size.
+    fn take_unless_awaited(&self, len_bytes: usize) -> Option<IoBuf> {
+        let classes = self.classes_for(len_bytes);
+        // Who waits for the fitting size has found the larger ones empty, too, and comes first.
+        if classes.first()?.waiters.any() {
+            return None;
+        }
+        classes.iter().find_map(|class| class.take(len_bytes))
+    }
+
+    /// Runs `f`, inside which the first [`BufferPool::take`] that `buffer` is large enough for gets it: how one that
+    /// was waited for reaches code that only knows `take`. Unused, it goes back.
+    pub fn granting<R>(&self, buffer: IoBuf, f: impl FnOnce() -> R) -> R {
+        let outer = GRANT.with_borrow_mut(|grant| grant.replace(buffer));
+        let result = f();
+        let unused = GRANT.with_borrow_mut(|grant| std::mem::replace(grant, outer));
+        drop(unused);
+        result
+    }
+
+    /// State of each size, from small to large.
+    pub fn snapshot(&self) -> Vec<ClassSnapshot> {
+        self.classes.iter().map(|class| class.snapshot()).collect()
+    }
+
+    /// Bytes in use, whole buffers counted.
+    pub fn used_bytes(&self) -> usize {
+        self.snapshot().iter().map(|class| class.used * class.bytes).sum()
+    }
+}
+
+impl BufferPool for Buffers {
+    fn take(&self, len_bytes: usize) -> Option<IoBuf> {
+        if let Some(granted) = take_grant(len_bytes) {
+            return Some(granted);
+        }
+        self.take_unless_awaited(len_bytes)
+    }
+
+    fn largest_bytes(&self) -> usize {
+        self.classes.last().map_or(0, |class| class.bytes())
+    }
+}
+
+thread_local! {
+    static GRANT: RefCell<Option<IoBuf>> = const { RefCell::new(None) };
+    static ON_REACTOR: Cell<bool> = const { Cell::new(false) };
+}
+
+fn take_grant(len_bytes: usize) -> Option<IoBuf> {
+    GRANT.with_borrow_mut(|grant| {
+        let mut granted = grant.take_if(|buffer| buffer.capacity_bytes() >= len_bytes)?;
+        granted.set_len(len_bytes);
+        Some(granted)
+    })
+}
+
+/// Marks this thread as a reactor's: it may use DPDK's mempool directly. Others may be preempted anywhere, so what
+/// they give back takes a detour.
+pub(crate) fn mark_reactor_thread() {
+    ON_REACTOR.set(true);
+}
+
+#[cfg(feature = "dpdk")]
+fn on_reactor() -> bool {
+    ON_REACTOR.get()
+}

@@ -1,0 +1,248 @@
+//! One suite for both kinds of buffer memory.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use nvmf_target::buffer::{BUFFER_ALIGN_BYTES, BufferPool, IoBuf};
+
+use super::{Buffers, Plan, SizeClass, Wait};
+
+/// Five buffers of 4 KiB.
+fn one_size() -> Plan {
+    Plan::new(vec![SizeClass { bytes: 4 << 10, count: 5 }])
+}
+
+fn two_sizes() -> Plan {
+    Plan::new(vec![SizeClass { bytes: 64 << 10, count: 2 }, SizeClass { bytes: 4 << 10, count: 5 }])
+}
+
+/// Counts its wake-ups.
+#[derive(Default)]
+struct Bell(AtomicUsize);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A future being waited for, with the number of times that it was woken.
+struct Waiting {
+    future: Pin<Box<Wait>>,
+    bell: Arc<Bell>,
+}
+
+impl Waiting {
+    fn on(buffers: &Buffers, len_bytes: usize) -> Self {
+        Self { future: Box::pin(buffers.wait(len_bytes)), bell: Arc::default() }
+    }
+
+    fn poll(&mut self) -> Option<IoBuf> {
+        let waker = Waker::from(self.bell.clone());
+        match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(buffer) => Some(buffer),
+            Poll::Pending => None,
+        }
+    }
+
+    fn woken(&self) -> usize {
+        self.bell.0.load(Ordering::SeqCst)
+    }
+}
+
+fn every_buffer_is_given_once(buffers: &Buffers) {
+    let mut out: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(100)).collect();
+    assert_eq!(out.len(), 5);
+    let starts: HashSet<_> = out.iter().map(|buffer| buffer.as_ptr() as usize).collect();
+    assert_eq!(starts.len(), 5);
+    for (i, buffer) in out.iter_mut().enumerate() {
+        assert_eq!((buffer.len(), buffer.capacity_bytes()), (100, 4096));
+        assert_eq!(buffer.as_ptr() as usize % BUFFER_ALIGN_BYTES, 0);
+        buffer.set_len(4096);
+        buffer.fill(i as u8);
+    }
+    for (i, buffer) in out.iter().enumerate() {
+        assert!(buffer.iter().all(|&b| b == i as u8), "slots don't overlap");
+    }
+    assert_eq!(buffers.snapshot()[0].used, 5);
+    assert!(buffers.take(100).is_none());
+    drop(out);
+    assert_eq!(buffers.used_bytes(), 0);
+    assert_eq!(std::iter::from_fn(|| buffers.take(4096)).count(), 5, "all came back");
+    assert!(buffers.take(4097).is_none());
+    assert_eq!(buffers.largest_bytes(), 4096);
+}
+
+fn a_larger_size_helps_out(buffers: &Buffers) {
+    let small: Vec<IoBuf> = (0..5).filter_map(|_| buffers.take(4096)).collect();
+    assert!(small.iter().all(|buffer| buffer.capacity_bytes() == 4096));
+    let large = buffers.take(100).expect("one of the larger size");
+    assert_eq!((large.len(), large.capacity_bytes()), (100, 64 << 10));
+    let other = Waiting::on(buffers, 4096).poll().expect("the last one");
+    let mut small_waiter = Waiting::on(buffers, 4096);
+    let mut large_waiter = Waiting::on(buffers, 5000);
+    assert!(small_waiter.poll().is_none() && large_waiter.poll().is_none());
+    drop(large);
+    assert_eq!((small_waiter.woken(), large_waiter.woken()), (0, 1), "each waits for its size");
+    assert_eq!(large_waiter.poll().expect("served").len(), 5000);
+    drop(small);
+    assert!(small_waiter.poll().is_some());
+    drop(other);
+    assert_eq!(buffers.used_bytes(), 0);
+}
+
+fn waiters_are_served_in_order(buffers: &Buffers) {
+    let mut out: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(4096)).collect();
+    let mut first = Waiting::on(buffers, 4096);
+    let mut second = Waiting::on(buffers, 512);
+    let mut third = Waiting::on(buffers, 4096);
+    assert!(first.poll().is_none() && second.poll().is_none() && third.poll().is_none());
+    assert_eq!(buffers.snapshot()[0].waiting, 3);
+    out.pop();
+    assert!(buffers.take(4096).is_none(), "nobody overtakes");
+    assert_eq!((first.woken(), second.woken(), third.woken()), (1, 0, 0));
+    let one = first.poll().expect("served");
+    // One who leaves is passed over, whether served or not.
+    out.pop();
+    assert_eq!(second.woken(), 1);
+    drop(second);
+    assert_eq!(third.woken(), 1, "the buffer went on");
+    let three = third.poll().expect("served");
+    assert_eq!(three.len(), 4096);
+    let mut fourth = Waiting::on(buffers, 4096);
+    assert!(fourth.poll().is_none());
+    drop(fourth);
+    drop((one, three, out));
+    assert_eq!((buffers.used_bytes(), buffers.snapshot()[0].waiting), (0, 0));
+    assert!(buffers.take(4096).is_some());
+}
+
+fn a_granted_buffer_is_taken_first(buffers: &Buffers) {
+    let mut out: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(4096)).collect();
+    let granted = out.pop().expect("one of five");
+    let start = granted.as_ptr();
+    let mut waiting = Waiting::on(buffers, 4096);
+    // `granted` is in our hands, so the newcomer has to wait.
+    assert!(waiting.poll().is_none());
+    let taken = buffers.granting(granted, || {
+        assert!(buffers.take(8192).is_none(), "too large for the grant");
+        let taken = buffers.take(1000);
+        assert!(buffers.take(1000).is_none(), "one grant, one buffer");
+        taken
+    });
+    let taken = taken.expect("the grant");
+    assert_eq!((taken.as_ptr(), taken.len()), (start, 1000));
+    buffers.granting(taken, || ());
+    assert!(waiting.poll().is_some(), "an unused grant goes to the next");
+}
+
+fn buffers_come_back_from_other_threads(buffers: &Buffers) {
+    for _ in 0..50 {
+        let out: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(4096)).collect();
+        assert_eq!(out.len(), 5);
+        let mut waiting = Waiting::on(buffers, 4096);
+        assert!(waiting.poll().is_none());
+        std::thread::scope(|scope| {
+            for buffer in out {
+                scope.spawn(move || drop(buffer));
+            }
+        });
+        assert_eq!(waiting.woken(), 1);
+        drop(waiting.poll().expect("served by another thread"));
+        assert_eq!(buffers.used_bytes(), 0);
+    }
+}
+
+/// Two threads take, wait and give back at random; nobody starves, nothing is lost.
+fn threads_share_a_pool(buffers: &Buffers) {
+    std::thread::scope(|scope| {
+        for seed in 0..3_u64 {
+            let buffers = buffers.clone();
+            scope.spawn(move || {
+                super::mark_reactor_thread();
+                for round in 0..500_u64 {
+                    let held: Vec<_> = (0..(seed + round) % 3).filter_map(|_| buffers.take(4096)).collect();
+                    drop(held);
+                    let mut buffer = futures::executor::block_on(buffers.wait(4096));
+                    buffer.fill(seed as u8);
+                    std::thread::yield_now();
+                    assert!(buffer.iter().all(|&b| b == seed as u8));
+                }
+            });
+        }
+    });
+    assert_eq!(buffers.used_bytes(), 0);
+    assert_eq!(std::iter::from_fn(|| buffers.take(4096)).count(), 5);
+}
+
+/// H111: a path that fails still gives its buffer back; after many failures the pool is full.
+fn h111_failures_give_their_buffers_back(buffers: &Buffers) {
+    for round in 0..100_000_u32 {
+        let attempt = || -> Result<IoBuf, u32> {
+            let buffer = buffers.take(4096).ok_or(u32::MAX)?;
+            if round % 2 == 0 { Err(round) } else { Ok(buffer) }
+        };
+        assert_ne!(attempt().err(), Some(u32::MAX));
+    }
+    assert_eq!(buffers.used_bytes(), 0);
+}
+
+macro_rules! suite {
+    ($name:ident, $make:expr) => {
+        mod $name {
+            use super::*;
+
+            fn with(plan: Plan, check: fn(&Buffers)) {
+                // A thread of its own, marked as a reactor's.
+                let run = || {
+                    crate::buffers::mark_reactor_thread();
+                    check(&$make(&plan).unwrap());
+                };
+                std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+            }
+
+            #[test]
+            fn gives_every_buffer_once() {
+                with(one_size(), every_buffer_is_given_once);
+            }
+            #[test]
+            fn serves_waiters_in_order() {
+                with(one_size(), waiters_are_served_in_order);
+            }
+            #[test]
+            fn takes_a_granted_buffer_first() {
+                with(one_size(), a_granted_buffer_is_taken_first);
+            }
+            #[test]
+            fn takes_buffers_back_from_other_threads() {
+                with(one_size(), buffers_come_back_from_other_threads);
+            }
+            #[test]
+            fn helps_out_with_a_larger_size() {
+                with(two_sizes(), a_larger_size_helps_out);
+            }
+            #[test]
+            fn is_shared_by_threads() {
+                with(one_size(), threads_share_a_pool);
+            }
+            #[test]
+            fn h111_gives_buffers_back_after_failures() {
+                with(one_size(), h111_failures_give_their_buffers_back);
+            }
+        }
+    };
+}
+
+suite!(in_memory, Buffers::in_memory);
+#[cfg(feature = "dpdk")]
+suite!(in_mempools, |plan: &Plan| Buffers::in_mempools(plan, crate::reactor::test_eal()));
+
+#[test]
+fn sizes_that_break_the_alignment_are_refused() {
+    let plan = Plan::new(vec![SizeClass { bytes: 5000, count: 1 }]);
+    assert!(Buffers::in_memory(&plan).is_err());
+}
