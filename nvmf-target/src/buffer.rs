@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Every buffer starts on this boundary, in bytes, so that direct I/O on 4 KiB sectors can use it.
 pub const BUFFER_ALIGN_BYTES: usize = 4096;
@@ -151,9 +152,76 @@ impl BufferPool for HeapPool {
     }
 }
 
+/// A pool of bounded size on the heap, which counts what is out: for plain threads, and for tests of what happens
+/// when nothing is left.
+pub struct BoundedHeapPool {
+    home: Arc<CountedHeap>,
+    limit_bytes: usize,
+    largest_bytes: usize,
+}
+
+struct CountedHeap {
+    out_bytes: AtomicUsize,
+}
+
+impl BoundedHeapPool {
+    /// At most `limit_bytes` out at a time (each buffer counts its capacity), at most `largest_bytes` in one buffer.
+    pub fn new(limit_bytes: usize, largest_bytes: usize) -> Self {
+        Self { home: Arc::new(CountedHeap { out_bytes: AtomicUsize::new(0) }), limit_bytes, largest_bytes }
+    }
+
+    /// Bytes that are out now.
+    pub fn out_bytes(&self) -> usize {
+        self.home.out_bytes.load(Ordering::SeqCst)
+    }
+}
+
+impl BufferPool for BoundedHeapPool {
+    fn take(&self, len_bytes: usize) -> Option<IoBuf> {
+        if len_bytes > self.largest_bytes {
+            return None;
+        }
+        let capacity_bytes = len_bytes.max(1).next_multiple_of(BUFFER_ALIGN_BYTES);
+        let add = |out: usize| out.checked_add(capacity_bytes).filter(|out| *out <= self.limit_bytes);
+        self.home.out_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add).ok()?;
+        let layout = heap_layout(capacity_bytes);
+        // SAFETY: the layout's size is at least BUFFER_ALIGN_BYTES, so not zero.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { std::alloc::handle_alloc_error(layout) };
+        // SAFETY: freshly allocated, zeroed, aligned by the layout, and owned by this IoBuf alone; CountedHeap frees
+        // it with the same layout.
+        Some(unsafe { IoBuf::from_raw(start, len_bytes, capacity_bytes, Arc::clone(&self.home) as _) })
+    }
+    fn largest_bytes(&self) -> usize {
+        self.largest_bytes
+    }
+}
+
+// SAFETY: memory comes from BoundedHeapPool::take alone, is unique per allocation and is freed only in give_back.
+unsafe impl BufferHome for CountedHeap {
+    fn give_back(&self, start: NonNull<u8>, capacity_bytes: usize) {
+        // SAFETY: allocated in BoundedHeapPool::take with this very layout; called once, from drop.
+        unsafe { std::alloc::dealloc(start.as_ptr(), heap_layout(capacity_bytes)) }
+        self.out_bytes.fetch_sub(capacity_bytes, Ordering::SeqCst);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bounded_pool_gives_no_more_than_its_limit_and_counts_what_is_out() {
+        let pool = BoundedHeapPool::new(3 * BUFFER_ALIGN_BYTES, 2 * BUFFER_ALIGN_BYTES);
+        assert!(pool.take(2 * BUFFER_ALIGN_BYTES + 1).is_none(), "over the largest");
+        let first = pool.take(BUFFER_ALIGN_BYTES + 1);
+        assert_eq!(first.as_ref().map(|b| b.len()), Some(BUFFER_ALIGN_BYTES + 1));
+        assert!(pool.take(BUFFER_ALIGN_BYTES + 1).is_none(), "one left");
+        assert!(pool.take(BUFFER_ALIGN_BYTES).is_some());
+        assert_eq!(pool.out_bytes(), 2 * BUFFER_ALIGN_BYTES);
+        drop(first);
+        assert_eq!(pool.out_bytes(), 0);
+    }
 
     #[test]
     fn heap_buffers_are_aligned_and_zeroed() {

@@ -2,7 +2,8 @@
 //!
 //! `framing` cuts the byte stream into PDUs, `tcp` is the transport that admin and I/O queues share (receive
 //! command, fetch host data, send host data, send response), `io_queue` the NVM command set on top of it,
-//! `connect`, `admin` and `discovery` what an admin queue does, `host` the initiator's end. Nothing here knows how data is stored or how bytes travel.
+//! `connect`, `admin` and `discovery` what an admin queue does, `host` the initiator's end. Nothing
+//! here knows how data is stored or how bytes travel.
 
 pub mod admin;
 pub mod connect;
@@ -12,4 +13,6 @@ pub mod framing;
 pub mod host;
 pub mod io_queue;
 pub mod queue_shared;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod sim;
 pub mod tcp;
