@@ -112,16 +112,11 @@ impl<'de> Deserialize<'de> for Compression {
 }
 
 /// Compression contexts, reused: a new zstd context costs five times a 4 KiB record. One per thread.
+#[derive(Default)]
 pub struct Compressor {
     zstd: Option<(u8, zstd::bulk::Compressor<'static>)>,
     sample: choose::Sampler,
     trial: Vec<u8>,
-}
-
-impl Default for Compressor {
-    fn default() -> Self {
-        Self { zstd: None, sample: choose::Sampler::default(), trial: Vec::new() }
-    }
 }
 
 /// What a compressor did.

@@ -99,7 +99,7 @@ fn the_format_pins_these_coefficients() {
     let data: [Vec<u8>; 4] = std::array::from_fn(|index| vec![index as u8 + 1, 0x80 >> index]);
     let mut parity = vec![vec![0u8; 2]; 2];
     code.encode(&data, &mut parity).unwrap();
-    assert_eq!(parity[0], [1 ^ 2 ^ 3 ^ 4, 0xF0]);
+    assert_eq!(parity[0], [4, 0xF0], "1 ^ 2 ^ 3 ^ 4, and the four top bits");
 }
 
 /// a*b modulo 0x11D by long multiplication: independent of the crate's tables.
