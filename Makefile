@@ -24,7 +24,7 @@ setup-test:
 	@host-tools/guest/kernels.sh 6.1 6.12
 
 build: setup-build
-	@$(CARGO) build --release --bins
+	@$(CARGO) build --release --workspace --bins
 
 demo: setup-demo build
 	@host-tools/demo/demo.sh
@@ -32,11 +32,11 @@ demo: setup-demo build
 run: build
 	@exec $(TOOLS)/offload-svc --config configs/dev.toml
 
-test: setup-test build
+test: setup-test
 	@.ci/test
 
 guest-selftest: setup-test
-	@$(CARGO) test --release -p host-tools --test system -- selftest
+	@$(CARGO) test --release --workspace --test system -- selftest
 
 check: setup-build
 	@.ci/check

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::{Owned, append_to, run_ok};
+use crate::process::{Owned, append_to, mortal, run_ok};
 
 pub struct BrokenDisk {
     mountpoint: PathBuf,
@@ -31,7 +31,7 @@ impl BrokenDisk {
         std::fs::File::create(&backing)?.set_len(size_bytes)?;
         let mountpoint = folder.join(name);
         std::fs::create_dir_all(&mountpoint)?;
-        let mut command = Command::new(crate::service::binary("examples/fault-file")?);
+        let mut command = mortal(crate::service::binary("examples/fault-file")?);
         command.arg(&mountpoint).arg(&backing).stdin(Stdio::piped()).stdout(Stdio::null());
         command.stderr(append_to(&folder.join("fault-file.log"))?);
         let disk = BrokenDisk { process: Owned::spawn(&mut command)?, mountpoint };

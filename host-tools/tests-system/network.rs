@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::process::run_ok;
+use crate::process::{mortal, run_ok};
 
 const TAP: &str = "sluicetap0";
+const PREFIX: &str = "sluice-test-";
 
 pub enum Network {
     Namespace { name: String },
@@ -23,7 +24,8 @@ impl Network {
         if !nix::unistd::geteuid().is_root() {
             return Ok(Network::UserMode);
         }
-        let network = Network::Namespace { name: format!("sluice-{}", std::process::id()) };
+        remove_stale()?;
+        let network = Network::Namespace { name: format!("{PREFIX}{}", std::process::id()) };
         network.up().context("setting up a network namespace with a tap")?;
         Ok(network)
     }
@@ -76,13 +78,25 @@ impl Network {
         match self {
             Network::Namespace { name } => {
                 // `ip netns exec` becomes the program, so the process id is the program's own.
-                let mut command = Command::new("ip");
+                let mut command = mortal("ip");
                 command.args(["netns", "exec", name]).arg(program);
                 command
             }
-            Network::UserMode => Command::new(program),
+            Network::UserMode => mortal(program),
         }
     }
+}
+
+/// Namespaces of test runs that were killed: their names hold the process id.
+fn remove_stale() -> Result<()> {
+    let list = run_ok(Command::new("ip").args(["netns", "list"]), Duration::from_secs(10))?;
+    for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
+        let Some(id) = name.strip_prefix(PREFIX) else { continue };
+        if !std::path::Path::new("/proc").join(id).exists() {
+            run_ok(Command::new("ip").args(["netns", "del", name]), Duration::from_secs(10))?;
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Network {

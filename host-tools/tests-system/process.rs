@@ -2,6 +2,7 @@
 //!
 //! Must not know what it runs. Invariant: dropping an owner leaves no process behind.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -13,6 +14,13 @@ use anyhow::{Context, Result, bail};
 pub struct Owned {
     child: Child,
     name: String,
+}
+
+/// A command for a child that the kernel kills should its owner be killed before it could.
+pub fn mortal(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
 }
 
 impl Owned {
