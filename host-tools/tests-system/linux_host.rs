@@ -106,7 +106,7 @@ pub fn run(report: &mut Report, folder: &Path, kernel: &str) -> Result<()> {
 
 /// H52: a volume that grows is seen by a connected host without a rescan.
 fn resize(guest: &mut Guest, service: &Service) -> Result<()> {
-    service.ctl(&["volume", "resize", "v4k", "1280MiB"])?;
+    service.ctl_do(&["volume", "resize", "v4k", "1280MiB"])?;
     guest.sh(&format!("size_becomes $NS4K {} 3", 1280u64 << 20), 30)?;
     Ok(())
 }
@@ -114,9 +114,9 @@ fn resize(guest: &mut Guest, service: &Service) -> Result<()> {
 /// H178: a namespace that is added is seen, and one that is removed goes.
 fn namespace_comes_and_goes(guest: &mut Guest, service: &Service) -> Result<()> {
     for _ in 0..3 {
-        service.ctl(&["subsystem", "add-namespace", NQN, "--nsid", "9", "--backend", "mem:32MiB"])?;
+        service.ctl_do(&["namespace", "add", NQN, "9", "mem:32MiB"])?;
         guest.sh("n=$(namespace 9 3); dd if=/dev/urandom of=$n bs=64k count=16 oflag=direct", 30)?;
-        service.ctl(&["subsystem", "remove-namespace", NQN, "--nsid", "9"])?;
+        service.ctl_do(&["namespace", "remove", NQN, "9"])?;
         guest.sh("namespace_gone 9 3", 30)?;
     }
     Ok(())

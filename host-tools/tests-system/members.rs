@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
 }
 
 fn findings(member: &Value) -> u64 {
-    ["read_errors", "write_errors", "timeouts", "bad_shards"].iter().filter_map(|key| member[*key].as_u64()).sum()
+    ["read_errors", "write_errors", "timeouts", "checksum_errors"].iter().filter_map(|key| member[*key].as_u64()).sum()
 }
 
 /// Overwrites a member with bytes that are not its own.
@@ -160,16 +160,16 @@ fn flipped(folder: &Path, network: &Network) -> Result<()> {
     let sum = |bench: &Bench, key: &str| -> Result<u64> {
         Ok(bench.members()?.iter().filter_map(|member| member[key].as_u64()).sum())
     };
-    let found = sum(&bench, "bad_shards")?;
+    let found = sum(&bench, "checksum_errors")?;
     ensure!(found > 0 && found <= flipped, "{found} bad shards counted, {flipped} bits flipped");
     bench.ensure_named(&[1, 4])?;
     let end = Instant::now() + Duration::from_secs(10);
-    while sum(&bench, "repaired_shards")? < found {
-        ensure!(Instant::now() < end, "{found} bad shards, {} repaired", sum(&bench, "repaired_shards")?);
+    while sum(&bench, "repaired")? < found {
+        ensure!(Instant::now() < end, "{found} bad shards, {} repaired", sum(&bench, "repaired")?);
         std::thread::sleep(Duration::from_millis(100));
     }
     bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1", "--check-only"], 90)?;
-    ensure!(sum(&bench, "bad_shards")? == found, "the second read found damage again");
+    ensure!(sum(&bench, "checksum_errors")? == found, "the second read found damage again");
     bench.service.ensure_up()
 }
 

@@ -175,14 +175,19 @@ impl<'a> Service<'a> {
         self.port
     }
 
-    /// `offloadctl --json …`
+    /// Has `offloadctl` change something.
+    pub fn ctl_do(&self, arguments: &[&str]) -> Result<()> {
+        run_ok(&mut self.ctl_command(arguments)?, Duration::from_secs(20)).map(|_| ())
+    }
+
+    /// What `offloadctl --json` shows.
     pub fn ctl(&self, arguments: &[&str]) -> Result<Value> {
         let text = run_ok(&mut self.ctl_command(arguments)?, Duration::from_secs(20))?;
         serde_json::from_str(&text)
             .with_context(|| format!("offloadctl {arguments:?} printed no JSON: {}", tail(&text, 3)))
     }
 
-    pub fn ctl_command(&self, arguments: &[&str]) -> Result<Command> {
+    fn ctl_command(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(binary("offloadctl")?);
         command.arg("--socket").arg(self.folder.join("control.sock")).arg("--json").args(arguments);
         Ok(command)
