@@ -6,9 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::wire::connect::CNTLID_DYNAMIC;
-use crate::wire::log_pages::{
-    AddressFamily, DiscoveryEntry, SUBTYPE_NVM, TREQ_DISABLE_SQ_FLOW_CONTROL, TREQ_NOT_REQUIRED, TRTYPE_TCP,
-};
+use crate::wire::log_pages::{AddressFamily, DiscoveryEntry, SUBTYPE_NVM, TREQ_DISABLE_SQ_FLOW_CONTROL, TRTYPE_TCP};
 use crate::wire::nqn::Nqn;
 
 /// Entries of the admin queue that a host may ask for at least (ASQSZ), and that this target allows.
@@ -51,7 +49,7 @@ fn entry(nqn: &Nqn, port: &Port, address: IpAddr) -> DiscoveryEntry {
         trtype: TRTYPE_TCP,
         adrfam: family as u8,
         subtype: SUBTYPE_NVM,
-        treq: TREQ_NOT_REQUIRED | TREQ_DISABLE_SQ_FLOW_CONTROL,
+        treq: TREQ_DISABLE_SQ_FLOW_CONTROL,
         portid: port.id,
         cntlid: CNTLID_DYNAMIC,
         asqsz: ADMIN_QUEUE_ENTRIES,

@@ -225,9 +225,8 @@ pub enum AddressFamily {
     Ipv6 = 2,
 }
 
-/// TREQ bits 1:0 = 2: a secure channel is not required.
-pub const TREQ_NOT_REQUIRED: u8 = 2;
-/// TREQ bit 2: submission queue flow control can be disabled.
+/// TREQ bit 2: submission queue flow control can be disabled. Bits 1:0 = 0: nothing is said about a secure channel,
+/// which is the only other value that nvme-cli up to 2.3 knows together with this bit.
 pub const TREQ_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
 /// EFLAGS bit 1: this discovery controller supports explicit persistent connections.
 pub const EFLAGS_PERSISTENT: u16 = 1 << 1;

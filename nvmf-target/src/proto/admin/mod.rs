@@ -272,7 +272,8 @@ impl AdminController {
 
     fn fabrics(&mut self, sqe: &Sqe) -> Result<Answer, Status> {
         let command = PropertyCommand::decode(&sqe.0);
-        let invalid = Status::INVALID_FIELD.dnr();
+        // Without DNR: nvme-cli 2.3 takes a property for absent only if it finds 0002h and not a bit more.
+        let invalid = Status::INVALID_FIELD;
         match sqe.fabrics_type() {
             fabrics::TYPE_PROPERTY_GET | fabrics::TYPE_PROPERTY_SET if command.attrib & 7 > 1 => Err(invalid),
             fabrics::TYPE_PROPERTY_GET => {
@@ -356,7 +357,7 @@ impl AdminController {
     }
 
     fn record(&self, sqe: &Sqe, status: Status) {
-        tracing::debug!(cntlid = self.facts.cntlid, opcode = sqe.opcode(), ?status, "admin command refused");
+        tracing::debug!(cntlid = self.facts.cntlid, ?sqe, ?status, "admin command refused");
         let nsid = if sqe.opcode() == fabrics::FABRICS { NamespaceId(0) } else { sqe.namespace_id() };
         self.errors.record(CommandError {
             qid: QueueId(0),
