@@ -126,6 +126,36 @@ fn slow_readers_are_cut() {
     assert_eq!(again.write_blocks(1, 0, &[1; BLOCK], BLOCK).unwrap(), Status::SUCCESS);
 }
 
+/// Runs in a process of its own, since it takes all file descriptors there are.
+#[test]
+fn the_listener_survives_a_lack_of_file_descriptors() {
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "target::tests::hostile::without_file_descriptors", "--ignored", "--test-threads=1"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "run by the_listener_survives_a_lack_of_file_descriptors"]
+fn without_file_descriptors() {
+    use nix::sys::resource::{Resource, setrlimit};
+    let bench = Bench::new();
+    let (mut admin, _) = Client::admin(&bench.identity(1));
+    setrlimit(Resource::RLIMIT_NOFILE, 128, 128).unwrap();
+    let mut taken: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).take(128).collect();
+    // One descriptor for our own end; none is left for the target's.
+    drop(taken.pop());
+    let identity = bench.identity(2);
+    let host = std::thread::spawn(move || Client::connect(&identity, 0, 0xFFFF).map(|(_, cqe)| cqe.status));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!host.is_finished(), "nobody could have accepted it");
+    assert!(admin.identify(1, 0).is_ok(), "others are served meanwhile");
+    taken.clear();
+    assert_eq!(host.join().unwrap().unwrap(), Status::SUCCESS);
+}
+
 /// H04: data for commands that never asked for it ends the connection; others go on.
 #[test]
 fn h04_unsolicited_data_ends_its_own_connection_only() {
