@@ -7,26 +7,62 @@
 //! # Use
 //!
 //! ```text
-//! inspect(env, &members)                 -> Inspection         // blank members, a pool, or something else
-//! format(env, &members, layout)          -> PoolUuid           // refuses members that are not blank
-//! mount(env, &members, options, keys)    -> Mounted            // on any one reactor, before the others start
+//! inspect(&env, &members).await              -> Inspection      // blank members, a pool, or something else
+//! format(&env, &members, layout).await       -> Uuid            // refuses members that are not blank
+//! mount(env, &members, options, kek).await   -> Mounted         // on any one reactor, before the others take part
 //! Mounted::report() -> &MountReport
-//! Mounted::split(reactors, courier)      -> (Pool, Vec<ReactorSeed>)   // seeds are Send: one to each reactor
-//! PoolReactor::start(env, seed)          -> PoolReactor        // on the reactor's thread
-//! PoolReactor::deliver(message)                                // if the service brings its own Courier
-//! Pool: Clone + Send + Sync
-//!   volume(name) -> Option<Arc<dyn Backend>>     create_volume(spec).await     delete_volume(name).await
-//!   resize_volume(name, bytes).await             volumes() -> Vec<VolumeStatus>
-//!   status() -> PoolStatus                       checkpoint().await            shutdown().await
+//! Mounted::split(reactors, None)             -> (Pool, Vec<ReactorSeed>)   // seeds are Send: one to each reactor
+//! PoolReactor::start(env, seed)              -> PoolReactor     // on the reactor's own thread
 //! ```
 //!
-//! Messages to the reactor that owns a shard go through a [`Courier`](env), by default over `futures::channel`; a
-//! service with rings of its own passes one that calls `PoolReactor::deliver` on the other side.
+//! [`Pool`] is the handle for volumes, status and shutdown; `Pool::volume(name)` gives the back end of a namespace.
+//! Messages to the reactor that owns a shard go through a [`Courier`], by default over `futures::channel`; a service with
+//! rings of its own passes one that calls [`PoolReactor::deliver`] on the other side.
+//!
+//! # Parts
+//!
+//! On members: `superblock`, `stripe`, `checkpoint`. In memory: `map`, `segments`, `space`, `shared`. At work on a
+//! reactor: `core`, `read`, `write`, `stream`, `clean`; on the first one also `coordinator`. Before all that: `probe`,
+//! `mount`.
 
+mod checkpoint;
+mod checkpoint_io;
+mod clean;
+mod codec;
+mod coordinator;
+mod core;
 pub mod env;
+mod handle;
+mod locks;
+mod map;
+mod members;
+mod message;
+mod mount;
 pub mod options;
+mod probe;
+mod reactor;
+mod read;
+mod scan;
+mod segments;
+mod shared;
+mod space;
 pub mod status;
+mod stream;
+mod stripe;
+mod stripe_io;
+mod superblock;
+mod superblocks;
+mod volume;
+mod write;
+
+#[cfg(test)]
+mod tests;
 
 pub use env::{Env, IoResult, MemberIndex};
+pub use handle::{CheckpointError, Pool, VolumeError, VolumeSpec};
+pub use message::{Courier, Message};
+pub use mount::{MountError, Mounted, mount};
 pub use options::{Layout, MemberInput, MemoryNeeds, MountOptions, memory_needs};
+pub use probe::{FormatError, Found, FoundText, Inspection, format, inspect};
+pub use reactor::{PoolReactor, ReactorSeed};
 pub use status::{Health, MemberState, MemberStatus, MountReport, PoolStatus, Space, VolumeStatus};

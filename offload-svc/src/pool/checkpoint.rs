@@ -1,0 +1,279 @@
+//! The checkpoint's contents: a stream of sections, cut into stripes, and a root that lists the stripes.
+//!
+//! Owns the encoding, both ways. Must not know when a checkpoint is taken. Invariant: a loaded checkpoint is whole: the
+//! root's checksum stands in the superblock, each stripe matches its shard checksums, each section its own, and the last
+//! section is the end.
+//!
+//! A section is: tag (1 byte), length of the body (4), CRC32C of the body (4), body. The stream begins with the volumes, in
+//! stripes of their own, so that wrapped keys of deleted volumes can be overwritten.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::codec::{CutShort, Reader, Writer};
+use super::map::{Extent, RecordLocation};
+use super::segments::{SegmentUse, Window};
+use super::shared::Volume;
+use super::stripe::{Sequence, StripeLocation};
+use crate::stages::cipher::Cipher;
+use crate::stages::compress::Compression;
+use crate::stages::crc::crc32c;
+use crate::stages::keys::{KeyEpoch, LineageId, WRAPPED_KEY_BYTES, WrappedKey};
+
+const TAG_VOLUME: u8 = b'V';
+const TAG_SHARD: u8 = b'S';
+const TAG_EXTENTS: u8 = b'E';
+const TAG_WINDOW: u8 = b'W';
+const TAG_DATA_SEGMENTS: u8 = b'D';
+const TAG_COUNTERS: u8 = b'C';
+const TAG_END: u8 = b'Z';
+const SECTION_HEAD_BYTES: usize = 9;
+/// Longer sections are never written.
+const SECTION_BYTES_MAX: usize = 1 << 22;
+const ROOT_MAGIC: [u8; 4] = *b"CKPT";
+const ROOT_VERSION: u32 = 1;
+
+/// Why a checkpoint can't be loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("cut short")]
+    Short(#[from] CutShort),
+    #[error("section {tag:#x}: checksum is wrong")]
+    SectionCrc { tag: u8 },
+    #[error("section {tag:#x} is unknown")]
+    UnknownSection { tag: u8 },
+    #[error("field {0} is out of range")]
+    Field(&'static str),
+    #[error("the end is missing")]
+    NoEnd,
+}
+
+/// One stripe of the checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    pub location: StripeLocation,
+    pub sequence: Sequence,
+}
+
+/// The root: where the stream's stripes are, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Root {
+    pub parts: Vec<Part>,
+    /// The first so many hold the volumes.
+    pub volume_parts: u32,
+}
+
+impl Root {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.bytes(&ROOT_MAGIC).u32(ROOT_VERSION).u32(self.parts.len() as u32).u32(self.volume_parts);
+        for part in &self.parts {
+            part.location.write(&mut out);
+            out.u64(part.sequence.number).u64(part.sequence.nonce);
+        }
+        out.0
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut input = Reader::new(bytes);
+        if input.array::<4>()? != ROOT_MAGIC || input.u32()? != ROOT_VERSION {
+            return Err(DecodeError::Field("root"));
+        }
+        let (count, volume_parts) = (input.u32()?, input.u32()?);
+        let mut parts = Vec::new();
+        for _ in 0..count {
+            let location = StripeLocation::read(&mut input)?;
+            let sequence = Sequence { number: input.u64()?, nonce: input.u64()? };
+            parts.push(Part { location, sequence });
+        }
+        Ok(Self { parts, volume_parts })
+    }
+}
+
+/// A decoded section.
+pub enum Section {
+    Volume(Box<Volume>),
+    /// All generations of the shard up to the watermark are in its extents.
+    Shard {
+        volume: u32,
+        shard: u16,
+        watermark: u64,
+    },
+    Extents {
+        volume: u32,
+        shard: u16,
+        extents: Vec<(u64, Extent)>,
+    },
+    Window(Vec<SegmentUse>),
+    DataSegments(Vec<SegmentUse>),
+    Counters {
+        next_volume: u32,
+        next_sequence: u64,
+    },
+    End,
+}
+
+/// Builds sections.
+#[derive(Default)]
+pub struct SectionWriter(pub Vec<u8>);
+
+impl SectionWriter {
+    fn section(&mut self, tag: u8, body: &Writer) {
+        let body = &body.0;
+        let mut head = Writer::default();
+        head.u8(tag).u32(body.len() as u32).u32(crc32c(body));
+        self.0.extend_from_slice(&head.0);
+        self.0.extend_from_slice(body);
+    }
+
+    /// A volume, with the size to be recorded.
+    pub fn volume(&mut self, volume: &Volume, blocks: u64) {
+        let mut out = Writer::default();
+        let (compression, level) = match volume.compression {
+            Compression::None => (0, 0),
+            Compression::Lz4 => (1, 0),
+            Compression::Zstd { level } => (2, level),
+            Compression::Auto => (3, 0),
+        };
+        out.u32(volume.id).bytes(volume.uuid.as_bytes()).u8(volume.block_shift).u64(blocks);
+        out.u8(compression).u8(level).u8(volume.cipher.id()).u128(volume.lineage.0).u32(volume.key_epoch.0);
+        out.bytes(volume.wrapped.as_bytes()).u8(volume.name.len() as u8).bytes(volume.name.as_bytes());
+        self.section(TAG_VOLUME, &out);
+    }
+
+    pub fn shard(&mut self, volume: u32, shard: u16, watermark: u64) {
+        let mut out = Writer::default();
+        out.u32(volume).u16(shard).u64(watermark);
+        self.section(TAG_SHARD, &out);
+    }
+
+    pub fn extents(&mut self, volume: u32, shard: u16, extents: &[(u64, Extent)]) {
+        let mut out = Writer::default();
+        out.u32(volume).u16(shard).u32(extents.len() as u32);
+        for (lba, extent) in extents {
+            out.u64(*lba).u16(extent.count).u16(extent.record_offset).u16(extent.record_blocks).u16(0);
+            out.u64(extent.generation).u32(extent.key_epoch);
+            out.u32(extent.location.stored_bytes).u32(extent.location.payload_offset);
+            extent.location.stripe.write(&mut out);
+        }
+        self.section(TAG_EXTENTS, &out);
+    }
+
+    pub fn window(&mut self, window: &Window) {
+        for (tag, uses) in [(TAG_WINDOW, &window.uses), (TAG_DATA_SEGMENTS, &window.data)] {
+            let mut out = Writer::default();
+            out.u32(uses.len() as u32);
+            for used in uses {
+                out.u32(used.index).u64(used.sequence.number).u64(used.sequence.nonce);
+            }
+            self.section(tag, &out);
+        }
+    }
+
+    pub fn counters(&mut self, next_volume: u32, next_sequence: u64) {
+        let mut out = Writer::default();
+        out.u32(next_volume).u64(next_sequence);
+        self.section(TAG_COUNTERS, &out);
+    }
+
+    pub fn end(&mut self) {
+        self.section(TAG_END, &Writer::default());
+    }
+}
+
+/// Takes the next whole section off the front of `bytes`; `None` if it isn't all there yet.
+pub fn next_section(bytes: &[u8]) -> Result<Option<(Section, usize)>, DecodeError> {
+    let mut input = Reader::new(bytes);
+    if bytes.len() < SECTION_HEAD_BYTES {
+        return Ok(None);
+    }
+    let (tag, len, crc) = (input.u8()?, input.u32()? as usize, input.u32()?);
+    if len > SECTION_BYTES_MAX {
+        return Err(DecodeError::Field("section length"));
+    }
+    let Ok(body) = input.bytes(len) else { return Ok(None) };
+    if crc32c(body) != crc {
+        return Err(DecodeError::SectionCrc { tag });
+    }
+    let mut body = Reader::new(body);
+    let section = match tag {
+        TAG_VOLUME => Section::Volume(Box::new(read_volume(&mut body)?)),
+        TAG_SHARD => Section::Shard { volume: body.u32()?, shard: body.u16()?, watermark: body.u64()? },
+        TAG_EXTENTS => read_extents(&mut body)?,
+        TAG_WINDOW => Section::Window(read_uses(&mut body)?),
+        TAG_DATA_SEGMENTS => Section::DataSegments(read_uses(&mut body)?),
+        TAG_COUNTERS => Section::Counters { next_volume: body.u32()?, next_sequence: body.u64()? },
+        TAG_END => Section::End,
+        _ => return Err(DecodeError::UnknownSection { tag }),
+    };
+    Ok(Some((section, SECTION_HEAD_BYTES + len)))
+}
+
+fn read_volume(body: &mut Reader<'_>) -> Result<Volume, DecodeError> {
+    let (id, uuid) = (body.u32()?, Uuid::from_bytes(body.array()?));
+    let (block_shift, block_count) = (body.u8()?, body.u64()?);
+    let (compression, level, cipher) = (body.u8()?, body.u8()?, body.u8()?);
+    let (lineage, key_epoch) = (LineageId(body.u128()?), KeyEpoch(body.u32()?));
+    let wrapped = body.array::<WRAPPED_KEY_BYTES>()?;
+    let name_len = body.u8()?.into();
+    let name = String::from_utf8(body.bytes(name_len)?.to_vec()).map_err(|_| DecodeError::Field("volume name"))?;
+    let compression = match compression {
+        0 => Compression::None,
+        1 => Compression::Lz4,
+        2 => Compression::Zstd { level },
+        3 => Compression::Auto,
+        _ => return Err(DecodeError::Field("compression")),
+    };
+    if !matches!(block_shift, 9 | 12) || block_count == 0 || block_count > u64::MAX >> (block_shift + 8) {
+        return Err(DecodeError::Field("volume size"));
+    }
+    Ok(Volume {
+        id,
+        uuid,
+        name,
+        block_shift,
+        block_count: AtomicU64::new(block_count),
+        compression,
+        cipher: Cipher::from_id(cipher).ok_or(DecodeError::Field("cipher"))?,
+        lineage,
+        key_epoch,
+        wrapped: WrappedKey::from_bytes(&wrapped).map_err(|_| DecodeError::Field("wrapped key"))?,
+        closing: AtomicBool::new(false),
+        used_blocks: AtomicI64::new(0),
+        stored_bytes: AtomicI64::new(0),
+        in_flight: AtomicU64::new(0),
+        idle: Notify::new(),
+    })
+}
+
+fn read_extents(body: &mut Reader<'_>) -> Result<Section, DecodeError> {
+    let (volume, shard, count) = (body.u32()?, body.u16()?, body.u32()?);
+    let mut extents = Vec::new();
+    for _ in 0..count {
+        let (lba, count, record_offset, record_blocks) = (body.u64()?, body.u16()?, body.u16()?, body.u16()?);
+        body.u16()?;
+        let (generation, key_epoch, stored_bytes, payload_offset) =
+            (body.u64()?, body.u32()?, body.u32()?, body.u32()?);
+        let stripe = StripeLocation::read(body)?;
+        let within = u32::from(record_offset) + u32::from(count) <= u32::from(record_blocks);
+        if count == 0 || !within || lba > u64::MAX / 2 {
+            return Err(DecodeError::Field("extent"));
+        }
+        let location = RecordLocation { stripe, payload_offset, stored_bytes };
+        extents.push((lba, Extent { location, generation, key_epoch, record_offset, record_blocks, count }));
+    }
+    Ok(Section::Extents { volume, shard, extents })
+}
+
+fn read_uses(body: &mut Reader<'_>) -> Result<Vec<SegmentUse>, DecodeError> {
+    let count = body.u32()?;
+    let mut uses = Vec::new();
+    for _ in 0..count {
+        let index = body.u32()?;
+        let sequence = Sequence { number: body.u64()?, nonce: body.u64()? };
+        uses.push(SegmentUse { index, sequence });
+    }
+    Ok(uses)
+}

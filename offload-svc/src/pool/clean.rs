@@ -1,0 +1,237 @@
+//! Cleaning: moving what is alive out of segments that are mostly dead, so that they come back.
+//!
+//! Owns the choice of segments (on the coordinator's reactor) and the move of records (on their shard's). Must not know
+//! requests. Invariants: a moved record keeps its bytes and birth, and leads to its copy only where the map still led to
+//! the original; the original stays until a checkpoint that no longer needs it is durable.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nvmf_target::backend::Outcome;
+use tokio::sync::oneshot;
+
+use super::coordinator::Control;
+use super::core::{Core, Shard};
+use super::message::{Inner, Message, MoveFailed, MoveRecord, MoveRequest};
+use super::scan::{find_records, find_stripes};
+use super::segments::SegmentUse;
+use super::shared::{InFlight, Volume};
+use super::stream::{Change, all_settled};
+use super::write::all_written;
+use crate::stages::record::sealed_bound;
+
+/// Segments fuller than this, in parts of a hundred, are not worth moving.
+const FULL_PERCENT: u64 = 92;
+/// Segments cleaned before a checkpoint gives them back.
+const VICTIMS_MAX: usize = 16;
+/// Rounds without gain before the cleaner gives up until something changes.
+const VAIN_ROUNDS_MAX: u32 = 4;
+
+/// How a round went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Round {
+    Gained,
+    Vain,
+    Nothing,
+}
+
+/// The cleaner's task.
+pub async fn run(core: Rc<Core>) {
+    let shared = Arc::clone(&core.shared);
+    let mut unmovable = HashSet::new();
+    loop {
+        shared.cleaning.notified().await;
+        shared.cleaner_busy.store(true, Ordering::SeqCst);
+        let mut vain = 0;
+        while shared.admission.is_low(&shared.segments, shared.extent_count())
+            && !shared.closing.load(Ordering::SeqCst)
+            && !shared.set.is_failed()
+        {
+            match round(&core, &mut unmovable).await {
+                Round::Gained => vain = 0,
+                Round::Vain => vain += 1,
+                Round::Nothing => vain = VAIN_ROUNDS_MAX,
+            }
+            let stuck = vain >= VAIN_ROUNDS_MAX;
+            shared.admission.set_stuck(stuck.then(|| shared.segments.live_total()));
+            shared.space_event.notify_waiters();
+            if stuck {
+                break;
+            }
+        }
+        shared.cleaner_busy.store(false, Ordering::SeqCst);
+        shared.space_event.notify_waiters();
+    }
+}
+
+async fn round(core: &Rc<Core>, unmovable: &mut HashSet<SegmentUse>) -> Round {
+    let shared = &core.shared;
+    let before = available(core);
+    let dead = shared.segments.closed().iter().filter(|(_, live)| *live == 0).count();
+    let victims = choose(core, unmovable);
+    if dead == 0 && victims.is_empty() {
+        return Round::Nothing;
+    }
+    for used in victims {
+        if empty_segment(core, used).await.is_ok() {
+            shared.cleaned.fetch_add(1, Ordering::Relaxed);
+        } else {
+            unmovable.insert(used);
+        }
+    }
+    let (reply, answer) = oneshot::channel();
+    let asked = shared.control.unbounded_send(Control::Checkpoint(Some(reply)));
+    if asked.is_err() || !matches!(answer.await, Ok(Ok(()))) {
+        return Round::Nothing;
+    }
+    if available(core) > before { Round::Gained } else { Round::Vain }
+}
+
+fn available(core: &Core) -> u64 {
+    let (listed, free) = core.shared.segments.left();
+    listed + free
+}
+
+/// The emptiest segments, as many as there is room to move, if that gains one at least.
+fn choose(core: &Core, unmovable: &HashSet<SegmentUse>) -> Vec<SegmentUse> {
+    let shared = &core.shared;
+    let capacity = shared.admission.segment_payload_bytes();
+    let (listed, _) = shared.segments.left();
+    let room = listed.saturating_sub(1) * capacity / 100 * 80;
+    let mut closed = shared.segments.closed();
+    closed.retain(|(used, live)| *live > 0 && live * 100 < capacity * FULL_PERCENT && !unmovable.contains(used));
+    closed.sort_by_key(|(used, live)| (*live, used.sequence.number));
+    let (mut victims, mut moved) = (Vec::new(), 0);
+    for (used, live) in closed {
+        if victims.len() == VICTIMS_MAX || moved + live > room {
+            break;
+        }
+        moved += live;
+        victims.push(used);
+    }
+    if (victims.len() as u64) > moved.div_ceil(capacity) { victims } else { Vec::new() }
+}
+
+/// Moves all that is alive out of a segment.
+async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(), MoveFailed> {
+    let volumes: BTreeMap<u32, Arc<Volume>> =
+        core.shared.all_volumes().into_iter().map(|volume| (volume.id, volume)).collect();
+    for header in find_stripes(&core.stripes, used).await {
+        if core.shared.segments.live_bytes(used.index) == 0 {
+            return Ok(());
+        }
+        // What can't be read can't be moved; if nothing in it is alive, that is no matter.
+        let Ok(stripe) = core.stripes.read(header.location, used.sequence).await else { continue };
+        if stripe.bad != 0 {
+            core.stripes.repair(&stripe).await;
+        }
+        let mut by_reactor: BTreeMap<usize, Vec<MoveRecord>> = BTreeMap::new();
+        for record in find_records(header.location, &stripe.payload).0 {
+            let owner = record.header.owner;
+            let (Some(volume), true) = (volumes.get(&owner.volume), record.header.kind.has_payload()) else { continue };
+            let start = record.location.payload_offset as usize;
+            let bytes = stripe.payload[start..start + record.location.stored_bytes as usize].to_vec();
+            by_reactor.entry(usize::from(owner.shard) % core.shared.reactors).or_default().push(MoveRecord {
+                volume: Arc::clone(volume),
+                shard: owner.shard,
+                location: record.location,
+                header: record.header,
+                bytes,
+            });
+        }
+        for (reactor, records) in by_reactor {
+            let (done, answer) = oneshot::channel();
+            core.shared.courier.send(reactor, Message(Inner::Move(MoveRequest { records, done })));
+            answer.await.unwrap_or(Err(MoveFailed))?;
+        }
+    }
+    if core.shared.segments.live_bytes(used.index) == 0 { Ok(()) } else { Err(MoveFailed) }
+}
+
+impl Core {
+    /// Moves those of the records that are alive, and answers when they are durable elsewhere.
+    pub async fn move_records(&self, request: MoveRequest) {
+        let mut pending = Vec::new();
+        let mut result = Ok(());
+        for record in request.records {
+            let _in_flight = InFlight::on(&record.volume);
+            if record.volume.is_closing() {
+                continue;
+            }
+            let shard = self.shard(&record.volume, record.shard);
+            let runs = live_runs(&shard, &record);
+            let live: u64 = runs.iter().map(|run| run.end - run.start).sum();
+            if live == 0 {
+                continue;
+            }
+            if live * 2 >= record.header.birth.block_count {
+                pending.push(self.move_whole(&shard, &record).await);
+            } else if self.rewrite_live(&shard, &record, runs).await.is_err() {
+                result = Err(MoveFailed);
+            }
+        }
+        if !all_settled(pending).await {
+            result = Err(MoveFailed);
+        }
+        // The cleaner may have ended.
+        let _ = request.done.send(result);
+    }
+
+    async fn move_whole(&self, shard: &Rc<Shard>, record: &MoveRecord) -> super::stream::Written {
+        let birth = &record.header.birth;
+        self.stream.room_for(self, record.bytes.len()).await;
+        let change = Change::Relocate {
+            range: birth.lba..birth.lba + birth.block_count,
+            generation: birth.generation,
+            from: record.location,
+        };
+        self.stream.append_bytes(shard, change, &record.bytes)
+    }
+
+    /// Writes what is left of a mostly dead record anew, as a host would, with overlapping writes held off.
+    async fn rewrite_live(
+        &self,
+        shard: &Rc<Shard>,
+        record: &MoveRecord,
+        runs: Vec<Range<u64>>,
+    ) -> Result<(), MoveFailed> {
+        for run in runs {
+            let _held = shard.locks.enter(run.clone(), true).await;
+            for run in live_runs(shard, record).into_iter().filter_map(|live| intersect(&live, &run)) {
+                let plain = self.read_to_memory(shard, run.clone()).await.map_err(|_| MoveFailed)?;
+                self.stream.room_for(self, sealed_bound(plain.len(), shard.volume.block_shift)).await;
+                let written = self.log_data(shard, run, &plain).map_err(|_| MoveFailed)?;
+                if all_written(vec![written]).await != Outcome::Success {
+                    return Err(MoveFailed);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The blocks of a record that its shard's map still leads to.
+fn live_runs(shard: &Shard, record: &MoveRecord) -> Vec<Range<u64>> {
+    let birth = &record.header.birth;
+    let map = shard.map.borrow();
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for (lba, extent) in map.overlapping(birth.lba..birth.lba + birth.block_count) {
+        if extent.generation != birth.generation || extent.location != record.location {
+            continue;
+        }
+        let end = lba + u64::from(extent.count);
+        match runs.last_mut() {
+            Some(last) if last.end == lba => last.end = end,
+            _ => runs.push(lba..end),
+        }
+    }
+    runs
+}
+
+fn intersect(a: &Range<u64>, b: &Range<u64>) -> Option<Range<u64>> {
+    let both = a.start.max(b.start)..a.end.min(b.end);
+    (both.start < both.end).then_some(both)
+}

@@ -1,0 +1,413 @@
+//! The coordinator, on the first reactor: checkpoints, volumes, membership.
+//!
+//! Owns everything that changes the superblocks. Must not know requests. Invariant: one change at a time, each durable
+//! before it is reported.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use futures::StreamExt;
+use futures::channel::mpsc::UnboundedReceiver;
+use nvmf_target::buffer::IoBuf;
+use tokio::sync::{Notify, mpsc, oneshot};
+use uuid::Uuid;
+
+use super::checkpoint::{Root, SectionWriter};
+use super::checkpoint_io::{CheckpointWriter, WriteFailed};
+use super::core::Core;
+use super::handle::{CheckpointError, VolumeError, VolumeSpec, volume_status};
+use super::members::Exclusion;
+use super::message::{DumpChunk, DumpRequest, Inner, Message};
+use super::segments::Plan;
+use super::shared::Volume;
+use super::status::VolumeStatus;
+use super::stream::yield_now;
+use super::stripe_io::WriteError;
+use super::superblocks::Superblocks;
+use crate::stages::keys::{KeyEncryptionKey, KeyEpoch, LineageId, LineageKey};
+
+/// Most volumes of a pool.
+const VOLUMES_MAX: usize = 4096;
+/// Largest volume, in bytes: 2^56.
+const VOLUME_BYTES_MAX: u64 = 1 << 56;
+/// Extents in one section of a dump; others get their turn after each.
+const DUMP_EXTENTS: usize = 2048;
+
+/// What the coordinator is asked.
+pub enum Control {
+    Create(VolumeSpec, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
+    Delete(String, oneshot::Sender<Result<(), VolumeError>>),
+    Resize(String, u64, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
+    Checkpoint(Option<oneshot::Sender<Result<(), CheckpointError>>>),
+    Shutdown(oneshot::Sender<Result<(), CheckpointError>>),
+    /// All is quiet: the last checkpoint.
+    Finish(oneshot::Sender<Result<(), CheckpointError>>),
+}
+
+/// The coordinator's state.
+pub struct Coordinator {
+    pub core: Rc<Core>,
+    pub superblocks: Rc<Superblocks>,
+    /// The root of the checkpoint in use.
+    pub last_root: RefCell<Root>,
+    pub next_volume: Cell<u32>,
+    pub kek: Arc<KeyEncryptionKey>,
+    /// A volume's size that the next checkpoint records, before anyone may use it.
+    pub resizing: Cell<Option<(u32, u64)>>,
+}
+
+/// Puts members out of the set as asked.
+pub async fn serve_membership(
+    superblocks: Rc<Superblocks>,
+    core: Rc<Core>,
+    mut requests: UnboundedReceiver<Exclusion>,
+) {
+    while let Some(request) = requests.next().await {
+        let gone = request.members & core.shared.set.mask();
+        let result = if gone == 0 { Ok(()) } else { superblocks.publish(gone, |_| {}).await };
+        core.shared.space_event.notify_waiters();
+        // Whoever asked may have given up.
+        let _ = request.done.send(result);
+    }
+}
+
+/// Asks for a checkpoint now and then.
+pub async fn keep_time(core: Rc<Core>) {
+    let mut seen = core.shared.stripes_written.load(Ordering::Relaxed);
+    loop {
+        let at = core.env().now() + core.shared.options.checkpoint_interval;
+        core.env().sleep_until(at).await;
+        let now = core.shared.stripes_written.load(Ordering::Relaxed);
+        if now != seen && !core.shared.closing.load(Ordering::SeqCst) {
+            core.shared.want_checkpoint();
+        }
+        seen = now;
+    }
+}
+
+impl Coordinator {
+    /// Carries out one request after the other.
+    pub async fn run(self: Rc<Self>, mut requests: UnboundedReceiver<Control>) {
+        while let Some(request) = requests.next().await {
+            // Whoever asked may have given up waiting.
+            match request {
+                Control::Create(spec, reply) => drop(reply.send(self.create(spec).await)),
+                Control::Delete(name, reply) => drop(reply.send(self.delete(&name).await)),
+                Control::Resize(name, size, reply) => drop(reply.send(self.resize(&name, size).await)),
+                Control::Checkpoint(reply) => {
+                    let result = self.checkpoint(false).await;
+                    if let Some(reply) = reply {
+                        let _ = reply.send(result);
+                    }
+                }
+                Control::Shutdown(reply) => self.begin_shutdown(reply),
+                Control::Finish(reply) => {
+                    let _ = reply.send(self.checkpoint(true).await);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Lets nothing new in; when all is quiet, the last checkpoint follows. Meanwhile the cleaner may still need us.
+    fn begin_shutdown(&self, reply: oneshot::Sender<Result<(), CheckpointError>>) {
+        let core = Rc::clone(&self.core);
+        core.shared.closing.store(true, Ordering::SeqCst);
+        core.shared.space_event.notify_waiters();
+        self.core.env().spawn(Box::pin(async move {
+            let shared = &core.shared;
+            for volume in shared.all_volumes() {
+                wait_idle(&volume).await;
+            }
+            loop {
+                let event = shared.space_event.notified();
+                if !shared.cleaner_busy.load(Ordering::SeqCst) {
+                    break;
+                }
+                event.await;
+            }
+            for reactor in 0..shared.reactors {
+                let (done, drained) = oneshot::channel();
+                shared.courier.send(reactor, Message(Inner::Drain(done)));
+                // A reactor that has ended has nothing under way.
+                let _ = drained.await;
+            }
+            // The coordinator runs until it has served this.
+            let _ = shared.control.unbounded_send(Control::Finish(reply));
+        }));
+    }
+
+    /// Takes a checkpoint; afterwards, whoever waits for segments looks again.
+    pub async fn checkpoint(&self, clean: bool) -> Result<(), CheckpointError> {
+        let shared = &self.core.shared;
+        let result = self.try_checkpoint(clean).await;
+        shared.checkpoint_wanted.store(false, Ordering::SeqCst);
+        if result.is_ok() {
+            shared.checkpoints.fetch_add(1, Ordering::Relaxed);
+        }
+        if result.is_err() || shared.segments.left().0 == 0 {
+            shared.refusals.fetch_add(1, Ordering::SeqCst);
+        }
+        if let Err(error) = &result {
+            tracing::warn!(%error, "no checkpoint");
+        }
+        shared.cleaning.notify_one();
+        shared.space_event.notify_waiters();
+        result
+    }
+
+    async fn try_checkpoint(&self, clean: bool) -> Result<(), CheckpointError> {
+        let shared = &self.core.shared;
+        if shared.set.is_failed() {
+            return Err(CheckpointError::TooFewMembers);
+        }
+        let plan = shared.segments.begin_checkpoint();
+        let mut writer = CheckpointWriter::new(&self.core.stripes, &shared.segments);
+        let written = self.write_checkpoint(&mut writer, &plan, clean).await;
+        let (pointer, root, window) = match written {
+            Ok(written) => written,
+            Err(error) => {
+                shared.segments.abandon_checkpoint(&writer.used);
+                return Err(error);
+            }
+        };
+        let published = self.superblocks.publish(0, |block| {
+            block.checkpoint = Some(pointer);
+            block.clean = clean;
+        });
+        // Where the superblocks could not all be written, either checkpoint may be found: neither gives anything back.
+        published.await.map_err(|_| CheckpointError::TooFewMembers)?;
+        let old = self.last_root.replace(root);
+        scrub_volumes(&self.core, &old).await;
+        shared.segments.finish_checkpoint(&plan, &window);
+        shared.listed_at_checkpoint.store(shared.segments.left().0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn write_checkpoint(
+        &self,
+        writer: &mut CheckpointWriter<'_>,
+        plan: &Plan,
+        clean: bool,
+    ) -> Result<(super::superblock::CheckpointPointer, Root, super::segments::Window), CheckpointError> {
+        let shared = &self.core.shared;
+        let mut sections = SectionWriter::default();
+        for volume in shared.all_volumes() {
+            let resized = self.resizing.get().filter(|(id, _)| *id == volume.id);
+            sections.volume(&volume, resized.map_or(volume.blocks(), |(_, blocks)| blocks));
+        }
+        writer.put(&sections.0).await?;
+        writer.end_volumes().await?;
+        self.collect_dumps(writer).await?;
+        let extents = shared.extent_count();
+        let limit = if clean { 0 } else { shared.options.max_replay_segments as usize };
+        let keep = shared.admission.reserves(extents).checkpoint as usize;
+        let window = shared.segments.window(plan, limit, keep, || self.core.random_u64());
+        let mut sections = SectionWriter::default();
+        sections.window(&window);
+        sections.counters(self.next_volume.get(), window.next_sequence);
+        sections.end();
+        writer.put(&sections.0).await?;
+        let (pointer, root) = writer.finish().await?;
+        Ok((pointer, root, window))
+    }
+
+    async fn collect_dumps(&self, writer: &mut CheckpointWriter<'_>) -> Result<(), CheckpointError> {
+        let shared = &self.core.shared;
+        let (chunks, mut dumped) = mpsc::channel(4);
+        for reactor in 0..shared.reactors {
+            let request = DumpRequest { chunks: chunks.clone() };
+            shared.courier.send(reactor, Message(Inner::Dump(request)));
+        }
+        drop(chunks);
+        let mut ended = 0;
+        while let Some(chunk) = dumped.recv().await {
+            match chunk {
+                DumpChunk::Sections(sections) => writer.put(&sections).await?,
+                DumpChunk::End => ended += 1,
+            }
+        }
+        // A reactor that has ended would leave its shards out.
+        if ended == shared.reactors { Ok(()) } else { Err(CheckpointError::ReactorGone) }
+    }
+
+    async fn create(&self, spec: VolumeSpec) -> Result<VolumeStatus, VolumeError> {
+        self.check_spec(&spec)?;
+        let id = self.next_volume.replace(self.next_volume.get() + 1);
+        let lineage = LineageId(Uuid::new_v4().as_u128());
+        let key = LineageKey::generate(lineage, KeyEpoch(0)).map_err(|_| VolumeError::NoRandomness)?;
+        let wrapped = key.wrap(&self.kek).map_err(|_| VolumeError::NoRandomness)?;
+        let block_shift = spec.block_bytes.trailing_zeros() as u8;
+        let volume = Arc::new(Volume {
+            id,
+            uuid: spec.uuid.unwrap_or_else(Uuid::new_v4),
+            name: spec.name.clone(),
+            block_shift,
+            block_count: AtomicU64::new(spec.size_bytes >> block_shift),
+            compression: spec.compression,
+            cipher: spec.cipher,
+            lineage,
+            key_epoch: KeyEpoch(0),
+            wrapped,
+            closing: AtomicBool::new(false),
+            used_blocks: AtomicI64::new(0),
+            stored_bytes: AtomicI64::new(0),
+            in_flight: AtomicU64::new(0),
+            idle: Notify::new(),
+        });
+        // Not ready until it is durable.
+        volume.closing.store(true, Ordering::SeqCst);
+        self.core.shared.keyring.insert(key);
+        self.with_volumes(|volumes| drop(volumes.insert(spec.name.clone(), Arc::clone(&volume))));
+        if let Err(error) = self.checkpoint(false).await {
+            self.with_volumes(|volumes| drop(volumes.remove(&spec.name)));
+            self.core.shared.keyring.forget(lineage);
+            return Err(error.into());
+        }
+        volume.closing.store(false, Ordering::SeqCst);
+        Ok(volume_status(&volume))
+    }
+
+    fn check_spec(&self, spec: &VolumeSpec) -> Result<(), VolumeError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !(1..=64).contains(&spec.name.len()) || !spec.name.chars().all(allowed) {
+            return Err(VolumeError::BadName { name: spec.name.clone() });
+        }
+        let block_bytes = spec.block_bytes;
+        if !matches!(block_bytes, 512 | 4096) {
+            return Err(VolumeError::BlockSize { block_bytes });
+        }
+        check_size(spec.size_bytes, block_bytes)?;
+        let volumes = self.core.shared.all_volumes();
+        if volumes.len() >= VOLUMES_MAX {
+            return Err(VolumeError::TooMany { count: volumes.len() });
+        }
+        for volume in volumes {
+            if volume.name == spec.name {
+                return Err(VolumeError::NameTaken { name: spec.name.clone() });
+            }
+            if Some(volume.uuid) == spec.uuid {
+                return Err(VolumeError::UuidTaken { uuid: volume.uuid, owner: volume.name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes a volume. If the checkpoint fails, the deletion is not durable yet: any later checkpoint makes it so.
+    async fn delete(&self, name: &str) -> Result<(), VolumeError> {
+        let volume = self.find(name)?;
+        volume.closing.store(true, Ordering::SeqCst);
+        self.core.shared.space_event.notify_waiters();
+        wait_idle(&volume).await;
+        for reactor in 0..self.core.shared.reactors {
+            let (done, forgotten) = oneshot::channel();
+            let forget = Inner::Forget { volume: Arc::clone(&volume), done };
+            self.core.shared.courier.send(reactor, Message(forget));
+            forgotten.await.map_err(|_| VolumeError::Checkpoint(CheckpointError::ReactorGone))?;
+        }
+        self.with_volumes(|volumes| drop(volumes.remove(name)));
+        self.core.shared.keyring.forget(volume.lineage);
+        Ok(self.checkpoint(false).await?)
+    }
+
+    async fn resize(&self, name: &str, size_bytes: u64) -> Result<VolumeStatus, VolumeError> {
+        let volume = self.find(name)?;
+        check_size(size_bytes, volume.block_bytes())?;
+        let blocks = size_bytes >> volume.block_shift;
+        if blocks < volume.blocks() {
+            let from_bytes = volume.blocks() << volume.block_shift;
+            return Err(VolumeError::Shrink { name: name.into(), from_bytes });
+        }
+        self.resizing.set(Some((volume.id, blocks)));
+        let result = self.checkpoint(false).await;
+        self.resizing.set(None);
+        result?;
+        volume.block_count.store(blocks, Ordering::SeqCst);
+        Ok(volume_status(&volume))
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Volume>, VolumeError> {
+        let volume = self.core.shared.volume(name).filter(|volume| !volume.is_closing());
+        volume.ok_or_else(|| VolumeError::NoSuchVolume { name: name.into() })
+    }
+
+    fn with_volumes(&self, change: impl FnOnce(&mut super::shared::VolumeTable)) {
+        change(&mut self.core.shared.volumes.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+fn check_size(size_bytes: u64, block_bytes: u32) -> Result<(), VolumeError> {
+    if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || size_bytes % u64::from(block_bytes) != 0 {
+        return Err(VolumeError::Size { size_bytes, block_bytes });
+    }
+    Ok(())
+}
+
+async fn wait_idle(volume: &Volume) {
+    loop {
+        let idle = volume.idle.notified();
+        if volume.in_flight.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        idle.await;
+    }
+}
+
+/// Overwrites the volumes of a superseded checkpoint, so that no wrapped key of a deleted volume stays behind on the
+/// members of the set. Its segments are still its own.
+async fn scrub_volumes(core: &Core, old: &Root) {
+    for part in old.parts.iter().take(old.volume_parts as usize) {
+        let offset = core.stripes.offset(&part.location);
+        let len = part.location.shard_bytes();
+        for member in 0..core.shared.set.count() {
+            let mut buf = IoBuf::heap(len);
+            buf.fill(0);
+            // A member that fails here is found out by its next write; one that has left keeps its copy.
+            let _ = core.stripes.io.write_durably(member, offset, buf).await;
+        }
+    }
+}
+
+impl From<WriteFailed> for CheckpointError {
+    fn from(error: WriteFailed) -> Self {
+        match error {
+            WriteFailed::NoSegment => Self::NoSpace,
+            WriteFailed::TooLarge => Self::TooLarge,
+            WriteFailed::Stripe(WriteError::NoSpace) => Self::MemberFull,
+            WriteFailed::Stripe(WriteError::TooFewMembers) => Self::TooFewMembers,
+        }
+    }
+}
+
+impl Core {
+    /// Sends out this reactor's maps, in slices. Changes go on meanwhile: what a slice misses or has too early has a
+    /// generation above the watermark, and the window's records bring it right.
+    pub async fn dump(&self, request: DumpRequest) {
+        for shard in self.all_shards() {
+            let mut sections = SectionWriter::default();
+            let (volume, number) = (shard.volume.id, shard.number);
+            sections.shard(volume, number, shard.applied.get());
+            let mut at = 0;
+            loop {
+                let extents: Vec<_> = shard.map.borrow().from(at).take(DUMP_EXTENTS).collect();
+                if let Some((lba, last)) = extents.last() {
+                    at = lba + u64::from(last.count);
+                    sections.extents(volume, number, &extents);
+                }
+                let done = extents.len() < DUMP_EXTENTS;
+                let chunk = DumpChunk::Sections(std::mem::take(&mut sections.0));
+                if request.chunks.send(chunk).await.is_err() {
+                    return;
+                }
+                if done {
+                    break;
+                }
+                yield_now().await;
+            }
+        }
+        // The checkpoint may have been given up.
+        let _ = request.chunks.send(DumpChunk::End).await;
+    }
+}

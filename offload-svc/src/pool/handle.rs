@@ -1,0 +1,225 @@
+//! The handle by which the service steers a pool.
+//!
+//! Owns the public calls and their errors; the coordinator carries them out. Must not know the configuration. Invariant:
+//! a call that has returned success is durable.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nvmf_target::backend::Backend;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::coordinator::Control;
+use super::shared::{Shared, Volume};
+use super::status::{Health, MemberStatus, PoolStatus, Space, VolumeStatus};
+use super::volume::VolumeBackend;
+use crate::stages::cipher::Cipher;
+use crate::stages::compress::Compression;
+
+/// What a new volume shall be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSpec {
+    /// Unique in the pool; 1 to 64 letters, digits, `-`, `_`, `.`.
+    pub name: String,
+    /// Unique in the pool; random if `None`.
+    pub uuid: Option<Uuid>,
+    /// A multiple of the block size.
+    pub size_bytes: u64,
+    /// 512 or 4096.
+    pub block_bytes: u32,
+    pub compression: Compression,
+    pub cipher: Cipher,
+}
+
+/// Why a volume was not made, changed or deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("volume name {name:?}: 1 to 64 letters, digits, '-', '_' and '.' are allowed")]
+    BadName { name: String },
+    #[error("volume name {name:?} is taken")]
+    NameTaken { name: String },
+    #[error("UUID {uuid} belongs to volume {owner:?}")]
+    UuidTaken { uuid: Uuid, owner: String },
+    #[error("no volume {name:?}")]
+    NoSuchVolume { name: String },
+    #[error("block size {block_bytes} bytes: 512 and 4096 are possible")]
+    BlockSize { block_bytes: u32 },
+    #[error("size {size_bytes} bytes: a multiple of the block size of {block_bytes} bytes, from 1 block to 2^56 bytes")]
+    Size { size_bytes: u64, block_bytes: u32 },
+    #[error("volume {name:?} has {from_bytes} bytes; making it smaller is not possible")]
+    Shrink { name: String, from_bytes: u64 },
+    #[error("the pool has {count} volumes, the most it can have")]
+    TooMany { count: usize },
+    #[error("no randomness for a new key")]
+    NoRandomness,
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error("the pool is closed")]
+    Closed,
+}
+
+/// Why a checkpoint was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointError {
+    #[error("no free segment for a checkpoint")]
+    NoSpace,
+    #[error("the file system beneath a member is full")]
+    MemberFull,
+    #[error("fewer than k members are left")]
+    TooFewMembers,
+    #[error("the map is larger than a checkpoint can hold")]
+    TooLarge,
+    #[error("a reactor has ended")]
+    ReactorGone,
+    #[error("the pool is closed")]
+    Closed,
+}
+
+/// A mounted pool. Cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Pool {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Pool {
+    /// The pool's identity.
+    pub fn uuid(&self) -> Uuid {
+        self.shared.set.pool
+    }
+
+    /// The back end of a volume.
+    pub fn volume(&self, name: &str) -> Option<Arc<dyn Backend>> {
+        let volume = self.shared.volume(name)?;
+        Some(Arc::new(VolumeBackend::new(Arc::clone(&self.shared), volume)))
+    }
+
+    /// Makes a volume.
+    pub async fn create_volume(&self, spec: VolumeSpec) -> Result<VolumeStatus, VolumeError> {
+        self.ask(|reply| Control::Create(spec, reply)).await.unwrap_or(Err(VolumeError::Closed))
+    }
+
+    /// Deletes a volume and destroys its key: its requests are answered Not Ready from now on.
+    pub async fn delete_volume(&self, name: &str) -> Result<(), VolumeError> {
+        self.ask(|reply| Control::Delete(name.into(), reply)).await.unwrap_or(Err(VolumeError::Closed))
+    }
+
+    /// Makes a volume larger.
+    pub async fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<VolumeStatus, VolumeError> {
+        self.ask(|reply| Control::Resize(name.into(), size_bytes, reply)).await.unwrap_or(Err(VolumeError::Closed))
+    }
+
+    /// Takes a checkpoint.
+    pub async fn checkpoint(&self) -> Result<(), CheckpointError> {
+        self.ask(|reply| Control::Checkpoint(Some(reply))).await.unwrap_or(Err(CheckpointError::Closed))
+    }
+
+    /// Answers Not Ready to new requests, waits for those under way, and takes a last checkpoint that says so. The
+    /// reactors must still run meanwhile.
+    pub async fn shutdown(&self) -> Result<(), CheckpointError> {
+        self.ask(Control::Shutdown).await.unwrap_or(Err(CheckpointError::Closed))
+    }
+
+    async fn ask<T>(&self, control: impl FnOnce(oneshot::Sender<T>) -> Control) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.control.unbounded_send(control(reply)).ok()?;
+        answer.await.ok()
+    }
+
+    /// All volumes, oldest first.
+    pub fn volumes(&self) -> Vec<VolumeStatus> {
+        self.shared.all_volumes().iter().map(|volume| volume_status(volume)).collect()
+    }
+
+    /// The pool at this moment.
+    pub fn status(&self) -> PoolStatus {
+        let shared = &self.shared;
+        PoolStatus {
+            uuid: shared.set.pool,
+            data_shards: shared.set.layout.data_shards,
+            parity_shards: shared.set.layout.parity_shards,
+            segment_bytes: shared.set.layout.segment_bytes,
+            health: self.health(),
+            epoch: shared.set.epoch(),
+            members: self.members(),
+            space: self.space(),
+            replay_segments: shared.segments.window_len(),
+            max_replay_segments: shared.options.max_replay_segments.into(),
+            checkpoints: shared.checkpoints.load(Ordering::Relaxed),
+            cleaned_segments: shared.cleaned.load(Ordering::Relaxed),
+            map_extents: shared.extents.load(Ordering::Relaxed).max(0) as u64,
+            mount: shared.report.clone(),
+        }
+    }
+
+    fn health(&self) -> Health {
+        let active = self.shared.set.mask().count_ones() as usize;
+        if self.shared.set.is_failed() || active < usize::from(self.shared.set.layout.data_shards) {
+            Health::Failed
+        } else if active < self.shared.set.count() {
+            Health::Degraded
+        } else {
+            Health::Healthy
+        }
+    }
+
+    fn members(&self) -> Vec<MemberStatus> {
+        let members = self.shared.set.members.iter().enumerate();
+        let status = members.map(|(index, member)| {
+            let (state, epoch) = member.state();
+            MemberStatus {
+                index: index as u8,
+                uuid: member.uuid,
+                name: member.name.clone(),
+                state,
+                epoch: if self.shared.set.contains(index) { self.shared.set.epoch() } else { epoch },
+                read_errors: member.read_errors.load(Ordering::Relaxed),
+                write_errors: member.write_errors.load(Ordering::Relaxed),
+                timeouts: member.timeouts.load(Ordering::Relaxed),
+                bad_shards: member.bad_shards.load(Ordering::Relaxed),
+                repaired_shards: member.repaired_shards.load(Ordering::Relaxed),
+            }
+        });
+        status.collect()
+    }
+
+    /// Each part is counted from one census; what is in no other part of the data segments is reclaimable.
+    fn space(&self) -> Space {
+        let shared = &self.shared;
+        let members = shared.set.count() as u64;
+        let (data, parity) = (u64::from(shared.set.layout.data_shards), u64::from(shared.set.layout.parity_shards));
+        let segment = u64::from(shared.set.layout.segment_bytes);
+        let raw_bytes: u64 = shared.set.members.iter().map(|member| member.size_bytes).sum();
+        let segments_bytes = u64::from(shared.set.segment_count) * segment * members;
+        let [free, open, closed, checkpoint] = shared.segments.census();
+        let used_bytes = shared.segments.live_total().min((open + closed) * segment * data);
+        let reserves = shared.admission.reserves(shared.extents.load(Ordering::Relaxed).max(0) as u64);
+        let reserved = free.min(reserves.checkpoint + reserves.cleaning);
+        let volumes = shared.all_volumes();
+        let logical = |volume: &Arc<Volume>| volume.used_blocks.load(Ordering::Relaxed).max(0) << volume.block_shift;
+        Space {
+            raw_bytes,
+            metadata_bytes: raw_bytes - segments_bytes,
+            parity_bytes: u64::from(shared.set.segment_count) * segment * parity,
+            reserve_bytes: reserved * segment * data,
+            checkpoint_bytes: checkpoint * segment * data,
+            used_bytes,
+            reclaimable_bytes: (open + closed) * segment * data - used_bytes,
+            free_bytes: (free - reserved) * segment * data,
+            logical_bytes: volumes.iter().map(|volume| logical(volume) as u64).sum(),
+        }
+    }
+}
+
+pub(super) fn volume_status(volume: &Volume) -> VolumeStatus {
+    VolumeStatus {
+        name: volume.name.clone(),
+        uuid: volume.uuid,
+        size_bytes: volume.blocks() << volume.block_shift,
+        block_bytes: volume.block_bytes(),
+        compression: volume.compression.to_string(),
+        cipher: volume.cipher.name().to_owned(),
+        used_bytes: (volume.used_blocks.load(Ordering::Relaxed).max(0) as u64) << volume.block_shift,
+        stored_bytes: volume.stored_bytes.load(Ordering::Relaxed).max(0) as u64,
+    }
+}

@@ -1,0 +1,489 @@
+//! Mounting: from members to maps, with every durable write in them and every verdict durable before the first request.
+//!
+//! Owns the order of recovery: superblocks, checkpoint, replay, new checkpoint. Must not know reactors. Invariants: it can be
+//! cut short anywhere and begun again; it reads the checkpoint and its window and no more; it writes into no segment that
+//! the checkpoint it started from needs.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use futures::future::join_all;
+
+use super::checkpoint::{DecodeError, Root, Section, SectionWriter};
+use super::checkpoint_io::{self, CheckpointWriter, ReadFailed, WriteFailed};
+use super::core::generation_base;
+use super::env::{Env, MemberIndex};
+use super::map::{Extent, ExtentMap, Ledger};
+use super::members::{Excluder, Member, MemberIo, MemberSet, TooFewMembers};
+use super::options::{MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
+use super::probe::{ChooseError, Chosen, Found, choose, probe};
+use super::scan::{FoundRecord, find_records, find_stripes};
+use super::segments::{SegmentUse, Segments, State};
+use super::shared::{Books, Volume};
+use super::space::Admission;
+use super::status::{MemberState, MountReport};
+use super::stripe_io::StripeIo;
+use super::superblock::Superblock;
+use super::superblocks::Superblocks;
+use crate::stages::engines;
+use crate::stages::keys::{KeyEncryptionKey, Keyring, UnwrapError};
+use crate::stages::record::{Kind, RecordCodec};
+use crate::stages::rs::CodeError;
+
+/// Why a pool was not mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    #[error(transparent)]
+    Members(#[from] ChooseError),
+    #[error(transparent)]
+    Code(#[from] CodeError),
+    #[error("checkpoint can't be read: {0}")]
+    Checkpoint(#[from] ReadFailed),
+    #[error("volume {volume:?}: its key does not open")]
+    Key {
+        volume: String,
+        #[source]
+        source: UnwrapError,
+    },
+    #[error("no new checkpoint can be written: {0}")]
+    NewCheckpoint(#[from] WriteFailed),
+    #[error(transparent)]
+    TooFewMembers(#[from] TooFewMembers),
+}
+
+/// One shard as loaded.
+#[derive(Default)]
+pub(super) struct LoadedShard {
+    watermark: u64,
+    pub map: ExtentMap,
+}
+
+/// A mounted pool that no reactor serves yet.
+pub struct Mounted {
+    pub(super) set: Arc<MemberSet>,
+    pub(super) options: MountOptions,
+    pub(super) segments: Segments,
+    pub(super) extents: i64,
+    pub(super) volumes: BTreeMap<u32, Arc<Volume>>,
+    pub(super) shards: BTreeMap<(u32, u16), LoadedShard>,
+    pub(super) keyring: Arc<Keyring>,
+    pub(super) kek: Arc<KeyEncryptionKey>,
+    pub(super) state: Superblock,
+    pub(super) member_bytes: Vec<u64>,
+    pub(super) root: Root,
+    pub(super) next_volume: u32,
+    pub(super) report: MountReport,
+}
+
+impl Mounted {
+    /// What the mount found and did.
+    pub fn report(&self) -> &MountReport {
+        &self.report
+    }
+}
+
+/// What a checkpoint holds.
+#[derive(Default)]
+struct Loaded {
+    volumes: BTreeMap<u32, Arc<Volume>>,
+    shards: BTreeMap<(u32, u16), LoadedShard>,
+    extents: BTreeMap<(u32, u16), Vec<(u64, Extent)>>,
+    window: Vec<SegmentUse>,
+    data: Vec<SegmentUse>,
+    next_volume: u32,
+    next_sequence: u64,
+    root: Root,
+    root_use: Option<SegmentUse>,
+}
+
+/// Mounts the pool that the members hold.
+pub async fn mount(
+    env: Rc<dyn Env>,
+    inputs: &[MemberInput],
+    options: MountOptions,
+    kek: Arc<KeyEncryptionKey>,
+) -> Result<Mounted, MountError> {
+    let started = env.now();
+    options.check()?;
+    let found = probe(&env, inputs).await;
+    let chosen = choose(inputs, &found, options.force)?;
+    name_refused(inputs, &found);
+    let set = Arc::new(member_set(inputs, &chosen, &options));
+    let stripes = stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?;
+    let mut report = MountReport {
+        clean: chosen.state.clean,
+        members_missing: chosen.missing.clone(),
+        members_stale: chosen.stale.clone(),
+        ..MountReport::default()
+    };
+    let mut loaded = load(&stripes, &chosen.state).await?;
+    let keyring = Arc::new(Keyring::new());
+    for volume in loaded.volumes.values() {
+        let opened = kek.unwrap(&volume.wrapped);
+        let key = opened.map_err(|source| MountError::Key { volume: volume.name.clone(), source })?;
+        keyring.insert(key);
+    }
+    let replay = if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
+    let segments = Segments::new(states(&set, &loaded), loaded.next_sequence.max(replay.top_sequence + 1));
+    let extents = AtomicI64::new(0);
+    fill_maps(&mut loaded, &segments, &extents);
+    let mut codec = RecordCodec::new(*engines::chosen(), Arc::clone(&keyring));
+    replay.apply(&mut loaded, &segments, &extents, &mut codec, &mut report);
+    let mounts = chosen.state.mounts + 1;
+    let member_bytes = chosen.present.iter().map(|present| present.as_ref().map_or(0, |(_, block)| block.member_bytes));
+    let member_bytes: Vec<u64> = member_bytes.collect();
+    let io = MemberIo { env: Rc::clone(&env), set: Arc::clone(&set), excluder: Excluder::Mounting };
+    let superblocks = Superblocks::new(io, chosen.state.clone(), member_bytes.clone());
+    let extents = extents.load(Ordering::Relaxed);
+    let new = NewCheckpoint { stripes: &stripes, segments: &segments, loaded: &loaded, options: &options, mounts };
+    let root = new.write(&superblocks, extents).await?;
+    report.volumes = loaded.volumes.len() as u64;
+    report.duration_ms = env.now().saturating_duration_since(started).as_millis() as u64;
+    tracing::info!("{report}");
+    Ok(Mounted {
+        state: superblocks.into_current(),
+        set,
+        options,
+        segments,
+        extents,
+        volumes: loaded.volumes,
+        shards: loaded.shards,
+        keyring,
+        kek,
+        member_bytes,
+        root,
+        next_volume: loaded.next_volume,
+        report,
+    })
+}
+
+/// Says which members were refused, and why, in the log.
+fn name_refused(inputs: &[MemberInput], found: &[Found]) {
+    for (input, found) in inputs.iter().zip(found) {
+        match found {
+            Found::Truncated { superblock, size_bytes } => tracing::error!(
+                member = input.name,
+                "refused: {size_bytes} bytes, but it was formatted with {}; nothing is written to it",
+                superblock.member_bytes
+            ),
+            Found::Unusable(error) => tracing::error!(member = input.name, %error, "refused"),
+            Found::Blank | Found::Foreign { .. } => tracing::error!(member = input.name, "not a member of the pool"),
+            Found::Unreadable => tracing::error!(member = input.name, "can't be read"),
+            Found::Member(_) => {}
+        }
+    }
+}
+
+fn member_set(inputs: &[MemberInput], chosen: &Chosen, options: &MountOptions) -> MemberSet {
+    let state = &chosen.state;
+    let least = state.segment_offset(state.segments);
+    let members = state.members.iter().zip(&chosen.present).enumerate().map(|(index, (entry, present))| {
+        let slot = present.as_ref().map(|(slot, _)| *slot);
+        let name = |MemberIndex(slot): MemberIndex| inputs.get(usize::from(slot)).map(|input| input.name.clone());
+        let size = present.as_ref().map_or(least, |(_, block)| block.member_bytes);
+        let member = Member::new(entry.uuid, slot, slot.and_then(name), size);
+        let there = match (slot, entry.active) {
+            (None, _) => MemberState::Missing,
+            (Some(_), true) => MemberState::Active,
+            (Some(_), false) => MemberState::Stale,
+        };
+        debug_assert_eq!(there == MemberState::Active, chosen.mask & (1 << index) != 0);
+        member.set_state(there, entry.epoch);
+        member
+    });
+    let set = MemberSet::new(state.pool, state.layout, state.segments, options.member_timeout, members.collect());
+    set.set(chosen.mask, state.epoch);
+    set
+}
+
+/// Access to stripes with a reactor's share of buffers.
+pub(super) fn stripe_io(
+    env: Rc<dyn Env>,
+    set: &Arc<MemberSet>,
+    options: &MountOptions,
+    excluder: Excluder,
+) -> Result<StripeIo, CodeError> {
+    let budget = memory_needs(&set.layout, options).buffer_bytes_per_reactor / 2;
+    StripeIo::new(MemberIo { env, set: Arc::clone(set), excluder }, budget)
+}
+
+async fn load(stripes: &StripeIo, state: &Superblock) -> Result<Loaded, MountError> {
+    let mut loaded = Loaded { next_volume: 1, next_sequence: 1, ..Loaded::default() };
+    let Some(pointer) = &state.checkpoint else { return Ok(loaded) };
+    let root = checkpoint_io::read(stripes, pointer, |section| loaded.take(section, stripes.set())).await?;
+    loaded.root = root;
+    loaded.root_use = Some(SegmentUse { index: pointer.root.segment, sequence: pointer.sequence });
+    Ok(loaded)
+}
+
+impl Loaded {
+    fn take(&mut self, section: Section, set: &MemberSet) -> Result<(), DecodeError> {
+        match section {
+            Section::Volume(volume) => {
+                self.volumes.insert(volume.id, Arc::new(*volume));
+            }
+            Section::Shard { volume, shard, watermark } => {
+                if !self.volumes.contains_key(&volume) || shard >= SHARDS_PER_VOLUME {
+                    return Err(DecodeError::Field("shard"));
+                }
+                self.shards.entry((volume, shard)).or_default().watermark = watermark;
+            }
+            Section::Extents { volume, shard, extents } => {
+                let fits = |extent: &Extent| {
+                    let location = &extent.location;
+                    let end = location.payload_offset.checked_add(location.stored_bytes);
+                    end.is_some_and(|end| location.stripe.fits(&set.layout, set.segment_count, end))
+                };
+                if !self.shards.contains_key(&(volume, shard)) || !extents.iter().all(|(_, extent)| fits(extent)) {
+                    return Err(DecodeError::Field("extents"));
+                }
+                self.extents.entry((volume, shard)).or_default().extend(extents);
+            }
+            Section::Window(uses) => self.window = check_uses(uses, set)?,
+            Section::DataSegments(uses) => self.data = check_uses(uses, set)?,
+            Section::Counters { next_volume, next_sequence } => {
+                (self.next_volume, self.next_sequence) = (next_volume, next_sequence);
+            }
+            Section::End => {}
+        }
+        Ok(())
+    }
+}
+
+fn check_uses(uses: Vec<SegmentUse>, set: &MemberSet) -> Result<Vec<SegmentUse>, DecodeError> {
+    let all = uses.iter().all(|used| used.index < set.segment_count);
+    if all { Ok(uses) } else { Err(DecodeError::Field("segment")) }
+}
+
+/// What each segment is. All of the window counts as closed, written or not: nothing of it is used anew before the new
+/// checkpoint is durable, and then what is dead in it comes back.
+fn states(set: &MemberSet, loaded: &Loaded) -> Vec<State> {
+    let mut states = vec![State::Free; set.segment_count as usize];
+    for used in loaded.data.iter().chain(&loaded.window) {
+        states[used.index as usize] = State::Closed(used.sequence);
+    }
+    for part in &loaded.root.parts {
+        states[part.location.segment as usize] = State::Checkpoint(part.sequence);
+    }
+    if let Some(used) = loaded.root_use {
+        states[used.index as usize] = State::Checkpoint(used.sequence);
+    }
+    states
+}
+
+/// Brings the checkpoint's extents into the maps.
+fn fill_maps(loaded: &mut Loaded, segments: &Segments, extents: &AtomicI64) {
+    for (key, list) in std::mem::take(&mut loaded.extents) {
+        let (Some(volume), Some(shard)) = (loaded.volumes.get(&key.0), loaded.shards.get_mut(&key)) else { continue };
+        let mut books = Books { segments, extents, volume };
+        for (lba, extent) in list {
+            // Overlap only where a slice was dumped before a later one's write: the later generation counts.
+            insert_newer(&mut shard.map, lba, extent, &mut books);
+        }
+    }
+}
+
+/// Maps an extent's blocks where the map has nothing newer.
+fn insert_newer(map: &mut ExtentMap, lba: u64, extent: Extent, ledger: &mut impl Ledger) {
+    let range = lba..lba + u64::from(extent.count);
+    let newer: Vec<(u64, Extent)> =
+        map.overlapping(range.clone()).filter(|(_, other)| other.generation > extent.generation).collect();
+    map.insert(lba, extent, ledger);
+    for (at, other) in newer {
+        map.insert(at, other, ledger);
+    }
+}
+
+/// Records found in the window.
+#[derive(Default)]
+struct Replay {
+    records: Vec<FoundRecord>,
+    top_sequence: u64,
+}
+
+/// Segments scanned at once.
+const SCANS_AT_ONCE: usize = 8;
+
+/// Reads the window, decides every stripe in it, and heals those that count.
+async fn scan(stripes: &StripeIo, window: &[SegmentUse], report: &mut MountReport) -> Replay {
+    let mut replay = Replay::default();
+    for uses in window.chunks(SCANS_AT_ONCE) {
+        for found in join_all(uses.iter().map(|used| scan_segment(stripes, *used))).await {
+            report.segments_scanned += 1;
+            report.stripes_replayed += found.replayed;
+            report.stripes_healed += found.healed;
+            report.stripes_discarded += found.discarded;
+            replay.records.extend(found.records);
+        }
+    }
+    replay.top_sequence = window.iter().map(|used| used.sequence.number).max().unwrap_or(0);
+    replay
+}
+
+#[derive(Default)]
+struct Scanned {
+    records: Vec<FoundRecord>,
+    replayed: u64,
+    healed: u64,
+    discarded: u64,
+}
+
+async fn scan_segment(stripes: &StripeIo, used: SegmentUse) -> Scanned {
+    let mut scanned = Scanned::default();
+    for header in find_stripes(stripes, used).await {
+        let Ok(stripe) = stripes.read(header.location, used.sequence).await else {
+            scanned.discarded += 1;
+            continue;
+        };
+        scanned.replayed += 1;
+        if stripe.bad != 0 {
+            // A member that can't be healed has left the set by the time the new superblocks are written.
+            stripes.repair(&stripe).await;
+            scanned.healed += 1;
+        }
+        let (records, ended) = find_records(header.location, &stripe.payload);
+        if let Some(error) = ended {
+            tracing::error!(?used, %error, "a stripe holds something that is no record");
+        }
+        scanned.records.extend(records);
+    }
+    scanned
+}
+
+impl Replay {
+    /// Applies the records in the order of their generations, so that the last write of each block remains.
+    fn apply(
+        mut self,
+        loaded: &mut Loaded,
+        segments: &Segments,
+        extents: &AtomicI64,
+        codec: &mut RecordCodec,
+        report: &mut MountReport,
+    ) {
+        self.records.sort_by_key(|found| {
+            let header = &found.header;
+            (header.owner.volume, header.owner.shard, header.birth.generation)
+        });
+        for found in &self.records {
+            let owner = found.header.owner;
+            // Deleted volumes' records may still be about.
+            let Some(volume) = loaded.volumes.get(&owner.volume) else { continue };
+            if owner.shard >= SHARDS_PER_VOLUME || found.header.birth.lineage != volume.lineage {
+                continue;
+            }
+            let shard = loaded.shards.entry((owner.volume, owner.shard)).or_default();
+            let mut books = Books { segments, extents, volume };
+            report.records_replayed += 1;
+            replay_one(shard, found, codec, &mut books);
+        }
+    }
+}
+
+fn replay_one(shard: &mut LoadedShard, found: &FoundRecord, codec: &mut RecordCodec, ledger: &mut impl Ledger) {
+    let birth = &found.header.birth;
+    let range = birth.lba..birth.lba + birth.block_count;
+    let known = birth.generation <= shard.watermark;
+    match found.header.kind {
+        Kind::Data => {
+            // A moved record: the map may lead to either copy, and both are good until the next checkpoint.
+            let moved = shard.map.relocate(range, birth.generation, None, found.location, ledger);
+            if known || moved > 0 {
+                return;
+            }
+            let blocks = birth.block_count as u16;
+            let extent = Extent {
+                location: found.location,
+                generation: birth.generation,
+                key_epoch: birth.key_epoch.0,
+                record_offset: 0,
+                record_blocks: blocks,
+                count: blocks,
+            };
+            insert_newer(&mut shard.map, birth.lba, extent, ledger);
+        }
+        Kind::Zeroes | Kind::Deallocate if !known => {
+            // A marker leaves nothing to be checked later, so its tag is checked now.
+            if let Err(error) = codec.open_any(&found.marker, &mut []) {
+                tracing::error!(?birth, %error, "a deallocation that is not genuine is ignored");
+                return;
+            }
+            let newer: Vec<(u64, Extent)> = shard
+                .map
+                .overlapping(range.clone())
+                .filter(|(_, extent)| extent.generation > birth.generation)
+                .collect();
+            shard.map.remove(range, ledger);
+            for (lba, extent) in newer {
+                shard.map.insert(lba, extent, ledger);
+            }
+        }
+        Kind::Zeroes | Kind::Deallocate | Kind::Metadata => {}
+    }
+}
+
+/// The checkpoint that a mount writes before anything is served.
+struct NewCheckpoint<'a> {
+    stripes: &'a StripeIo,
+    segments: &'a Segments,
+    loaded: &'a Loaded,
+    options: &'a MountOptions,
+    mounts: u64,
+}
+
+/// Extents in one section.
+const SECTION_EXTENTS: usize = 2048;
+
+impl NewCheckpoint<'_> {
+    async fn write(&self, superblocks: &Superblocks, extents: i64) -> Result<Root, MountError> {
+        let plan = self.segments.begin_checkpoint();
+        let mut writer = CheckpointWriter::new(self.stripes, self.segments);
+        let mut sections = SectionWriter::default();
+        for volume in self.loaded.volumes.values() {
+            sections.volume(volume, volume.blocks());
+        }
+        writer.put(&sections.0).await?;
+        writer.end_volumes().await?;
+        for ((volume, number), shard) in &self.loaded.shards {
+            let mut sections = SectionWriter::default();
+            sections.shard(*volume, *number, generation_base(self.mounts));
+            let all: Vec<(u64, Extent)> = shard.map.from(0).collect();
+            for extents in all.chunks(SECTION_EXTENTS) {
+                sections.extents(*volume, *number, extents);
+                writer.put(&std::mem::take(&mut sections.0)).await?;
+            }
+            writer.put(&sections.0).await?;
+        }
+        let set = self.stripes.set();
+        // How the reserves grow with the extents does not depend on the number of reactors.
+        let admission = Admission::new(set.layout, set.segment_count, 1);
+        let keep = admission.reserves(extents.max(0) as u64).checkpoint as usize;
+        let nonce = || {
+            let mut bytes = [0; 8];
+            self.stripes.io.env.random(&mut bytes);
+            u64::from_le_bytes(bytes)
+        };
+        let window = self.segments.window(&plan, self.options.max_replay_segments as usize, keep, nonce);
+        let mut sections = SectionWriter::default();
+        sections.window(&window);
+        sections.counters(self.loaded.next_volume, window.next_sequence);
+        sections.end();
+        writer.put(&sections.0).await?;
+        let (pointer, root) = writer.finish().await?;
+        let mut id = [0; 16];
+        self.stripes.io.env.random(&mut id);
+        superblocks
+            .publish(0, |block| {
+                block.checkpoint = Some(pointer);
+                (block.clean, block.formatting) = (false, false);
+                block.mounts = self.mounts;
+                block.mount_id = u128::from_le_bytes(id);
+            })
+            .await?;
+        self.segments.finish_checkpoint(&plan, &window);
+        Ok(root)
+    }
+}

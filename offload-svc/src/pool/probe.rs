@@ -1,0 +1,337 @@
+//! Looking at members before a mount: what each says it is, and which state of the set is the newest.
+//!
+//! Owns reading superblocks and choosing among them, and the formatting of blank members. Must not know the log. Invariant:
+//! nothing is written to a member that holds anything, and no state is chosen that a newer one elsewhere could contradict,
+//! unless by force.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::future::{Either, join_all, select};
+use nvmf_target::buffer::IoBuf;
+use uuid::Uuid;
+
+use super::env::{Env, MemberIndex};
+use super::options::{Layout, MEMBERS_MAX, MemberInput, OptionError, SUPERBLOCK_AREA_BYTES};
+use super::superblock::{MemberEntry, SLOT_BYTES, Superblock, SuperblockError};
+
+/// What stands at the start of a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// Not opened, no answer, or an error.
+    Unreadable,
+    /// Nothing but zeroes.
+    Blank,
+    /// A member of a pool; the newer of its superblocks.
+    Member(Box<Superblock>),
+    /// A member of a pool, but smaller than it was when it was formatted.
+    Truncated { superblock: Box<Superblock>, size_bytes: u64 },
+    /// A superblock that this program can't use.
+    Unusable(SuperblockError),
+    /// Something else; its first byte that isn't zero is at this offset.
+    Foreign { offset: u64 },
+}
+
+/// What was found on all members, for the decision to format.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Inspection {
+    /// All members are there and blank, or left from a format that did not finish.
+    Formattable,
+    /// A pool.
+    Pool { uuid: Uuid },
+    /// Neither: what stands on each, in the order of the configuration.
+    Other(Vec<Found>),
+}
+
+/// Why a pool was not formatted.
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    #[error("{given} members given, k+m is {needed}")]
+    MemberCount { given: usize, needed: usize },
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    #[error("{name}: can't be opened")]
+    Missing { name: String },
+    #[error("{name}: {size_bytes} bytes are too few; a member needs {needed_bytes}")]
+    TooSmall { name: String, size_bytes: u64, needed_bytes: u64 },
+    #[error("{name}: not blank: {found}. Nothing was written")]
+    NotBlank { name: String, found: FoundText },
+    #[error("{name}: can't be written")]
+    Write {
+        name: String,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// What was found, in words.
+#[derive(Debug)]
+pub struct FoundText(Found);
+
+impl std::fmt::Display for FoundText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Found::Unreadable => f.write_str("can't be read"),
+            Found::Blank => f.write_str("blank"),
+            Found::Member(block) => write!(f, "member {} of the Sluice pool {}", block.index, block.pool),
+            Found::Truncated { superblock: block, size_bytes } => {
+                write!(
+                    f,
+                    "member {} of the Sluice pool {}, cut from {} to {size_bytes} bytes",
+                    block.index, block.pool, block.member_bytes
+                )
+            }
+            Found::Unusable(error) => write!(f, "a Sluice superblock that can't be used: {error}"),
+            Found::Foreign { offset } => write!(f, "data from byte {offset} on"),
+        }
+    }
+}
+
+/// A member's read must end in this time for it to take part.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Reads what stands on each member.
+pub async fn probe(env: &Rc<dyn Env>, members: &[MemberInput]) -> Vec<Found> {
+    join_all(members.iter().enumerate().map(|(slot, input)| probe_one(env, MemberIndex(slot as u8), input))).await
+}
+
+async fn probe_one(env: &Rc<dyn Env>, slot: MemberIndex, input: &MemberInput) -> Found {
+    let Some(size_bytes) = input.size_bytes else { return Found::Unreadable };
+    if size_bytes < SUPERBLOCK_AREA_BYTES {
+        return Found::Unreadable;
+    }
+    // In slots: that is how they were written, and one bad sector hides no more than one.
+    let mut area = Vec::new();
+    let mut readable = false;
+    for at in (0..SUPERBLOCK_AREA_BYTES).step_by(SLOT_BYTES) {
+        match read_slot(env, slot, at).await {
+            Some(buf) => {
+                readable = true;
+                area.extend_from_slice(&buf);
+            }
+            None if at < 2 * SLOT_BYTES as u64 => area.resize(area.len() + SLOT_BYTES, 0),
+            None => return Found::Unreadable,
+        }
+    }
+    if readable { judge(&area, size_bytes) } else { Found::Unreadable }
+}
+
+async fn read_slot(env: &Rc<dyn Env>, slot: MemberIndex, at: u64) -> Option<IoBuf> {
+    let buf = env.buffer(SLOT_BYTES).await;
+    let late = env.sleep_until(env.now() + PROBE_TIMEOUT);
+    match select(env.read(slot, at, buf), late).await {
+        Either::Left(((Ok(()), buf), _)) => Some(buf),
+        _ => None,
+    }
+}
+
+fn judge(area: &[u8], size_bytes: u64) -> Found {
+    let slots = area.chunks(SLOT_BYTES).take(2).map(Superblock::parse);
+    let (mut best, mut error) = (None::<Superblock>, None);
+    for slot in slots {
+        match slot {
+            Ok(block) if best.as_ref().is_none_or(|best| block.state_id() > best.state_id()) => best = Some(block),
+            Ok(_) | Err(SuperblockError::NoMagic) => {}
+            Err(bad) => error = Some(bad),
+        }
+    }
+    match (best, error) {
+        (Some(block), _) if size_bytes < block.member_bytes => {
+            Found::Truncated { superblock: Box::new(block), size_bytes }
+        }
+        (Some(block), _) => Found::Member(Box::new(block)),
+        (None, Some(error)) => Found::Unusable(error),
+        (None, None) => match area.iter().position(|byte| *byte != 0) {
+            Some(offset) => Found::Foreign { offset: offset as u64 },
+            None => Found::Blank,
+        },
+    }
+}
+
+/// Says whether the members can be formatted, or are a pool.
+pub async fn inspect(env: &Rc<dyn Env>, members: &[MemberInput]) -> Inspection {
+    let found = probe(env, members).await;
+    let pool = found.iter().find_map(|found| match found {
+        Found::Member(block) | Found::Truncated { superblock: block, .. } if !block.formatting => Some(block.pool),
+        _ => None,
+    });
+    if let Some(uuid) = pool {
+        return Inspection::Pool { uuid };
+    }
+    if found.iter().all(is_formattable) { Inspection::Formattable } else { Inspection::Other(found) }
+}
+
+fn is_formattable(found: &Found) -> bool {
+    matches!(found, Found::Blank) || matches!(found, Found::Member(block) if block.formatting)
+}
+
+/// Makes a pool of blank members; gives its UUID.
+///
+/// First every member is marked as being formatted, then every mark is taken away: a format that was cut short is seen as
+/// such and can be done again, and one whose marks are partly gone mounts.
+pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -> Result<Uuid, FormatError> {
+    layout.check()?;
+    if inputs.len() != layout.members() || inputs.len() > MEMBERS_MAX {
+        return Err(FormatError::MemberCount { given: inputs.len(), needed: layout.members() });
+    }
+    let needed_bytes = layout.member_bytes_min();
+    let mut smallest = u64::MAX;
+    for input in inputs {
+        let size_bytes = input.size_bytes.ok_or_else(|| FormatError::Missing { name: input.name.clone() })?;
+        if size_bytes < needed_bytes {
+            return Err(FormatError::TooSmall { name: input.name.clone(), size_bytes, needed_bytes });
+        }
+        smallest = smallest.min(size_bytes);
+    }
+    for (input, found) in inputs.iter().zip(probe(env, inputs).await) {
+        if !is_formattable(&found) {
+            return Err(FormatError::NotBlank { name: input.name.clone(), found: FoundText(found) });
+        }
+    }
+    let random = || {
+        let mut bytes = [0; 16];
+        env.random(&mut bytes);
+        bytes
+    };
+    let entry = || MemberEntry { uuid: uuid::Builder::from_random_bytes(random()).into_uuid(), active: true, epoch: 1 };
+    let members: Vec<MemberEntry> = inputs.iter().map(|_| entry()).collect();
+    let segments = (smallest - SUPERBLOCK_AREA_BYTES) / u64::from(layout.segment_bytes);
+    let mut block = Superblock {
+        clean: true,
+        formatting: true,
+        pool: uuid::Builder::from_random_bytes(random()).into_uuid(),
+        member: members[0].uuid,
+        index: 0,
+        layout,
+        segments: u32::try_from(segments).unwrap_or(u32::MAX),
+        member_bytes: 0,
+        epoch: 1,
+        generation: 1,
+        mounts: 0,
+        mount_id: 0,
+        checkpoint: None,
+        members,
+    };
+    write_all(env, inputs, &block).await?;
+    (block.formatting, block.generation) = (false, 2);
+    write_all(env, inputs, &block).await?;
+    Ok(block.pool)
+}
+
+async fn write_all(env: &Rc<dyn Env>, inputs: &[MemberInput], block: &Superblock) -> Result<(), FormatError> {
+    for (index, input) in inputs.iter().enumerate() {
+        let slot = MemberIndex(index as u8);
+        let own = Superblock {
+            member: block.members[index].uuid,
+            index: index as u8,
+            member_bytes: input.size_bytes.unwrap_or_default(),
+            ..block.clone()
+        };
+        let mut buf = env.buffer(SLOT_BYTES).await;
+        buf.copy_from_slice(&own.to_bytes());
+        let (result, _) = env.write(slot, Superblock::slot_offset(own.generation), buf).await;
+        let failed = |source| FormatError::Write { name: input.name.clone(), source };
+        result.map_err(failed)?;
+        env.sync(slot).await.map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Why no state of the set was chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum ChooseError {
+    #[error("no member holds a superblock")]
+    NoPool,
+    #[error("{name}: {error}")]
+    Unusable { name: String, error: SuperblockError },
+    #[error("{name} belongs to pool {found}, others to pool {expected}")]
+    OtherPool { name: String, found: Uuid, expected: Uuid },
+    #[error("{first} and {second} are the same member, {uuid}: one is a copy")]
+    SameMember { first: String, second: String, uuid: Uuid },
+    #[error("formatting was not finished")]
+    Unfinished,
+    #[error("{present} of {needed} members needed are there; missing: {missing:?}")]
+    TooFew { present: usize, needed: usize, missing: Vec<u8> },
+    #[error(
+        "the missing members {missing:?} could be in use elsewhere as a newer pool; mount by force if they are not"
+    )]
+    Rival { missing: Vec<u8> },
+}
+
+/// The chosen state, and which members are there.
+#[derive(Debug)]
+pub struct Chosen {
+    pub state: Superblock,
+    /// By place in the set: where it is, and its own superblock.
+    pub present: Vec<Option<(MemberIndex, Superblock)>>,
+    /// Members of the set that are there.
+    pub mask: u32,
+    /// Members that are there but not in the set.
+    pub stale: Vec<u8>,
+    pub missing: Vec<u8>,
+}
+
+/// Chooses the newest state that the members tell of.
+pub fn choose(inputs: &[MemberInput], found: &[Found], force: bool) -> Result<Chosen, ChooseError> {
+    let blocks: Vec<(MemberIndex, &Superblock)> = found
+        .iter()
+        .enumerate()
+        .filter_map(|(slot, found)| match found {
+            Found::Member(block) => Some((MemberIndex(slot as u8), &**block)),
+            _ => None,
+        })
+        .collect();
+    let name = |slot: MemberIndex| inputs[usize::from(slot.0)].name.clone();
+    let Some((_, first)) = blocks.first() else {
+        let unusable = found.iter().zip(inputs).find_map(|(found, input)| match found {
+            Found::Unusable(error) => Some(ChooseError::Unusable { name: input.name.clone(), error: error.clone() }),
+            _ => None,
+        });
+        return Err(unusable.unwrap_or(ChooseError::NoPool));
+    };
+    for (at, (slot, block)) in blocks.iter().enumerate() {
+        if block.pool != first.pool {
+            return Err(ChooseError::OtherPool { name: name(*slot), found: block.pool, expected: first.pool });
+        }
+        if let Some((other, _)) = blocks[..at].iter().find(|(_, other)| other.member == block.member) {
+            return Err(ChooseError::SameMember { first: name(*other), second: name(*slot), uuid: block.member });
+        }
+    }
+    let votes = |block: &Superblock| blocks.iter().filter(|(_, other)| other.state_id() == block.state_id()).count();
+    let newest = blocks.iter().max_by_key(|(_, block)| (block.epoch, block.generation, votes(block)));
+    let state = newest.map_or_else(|| (*first).clone(), |(_, block)| (*block).clone());
+    if blocks.iter().all(|(_, block)| block.formatting) {
+        return Err(ChooseError::Unfinished);
+    }
+    place(&blocks, state, force)
+}
+
+fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: bool) -> Result<Chosen, ChooseError> {
+    let mut present: Vec<Option<(MemberIndex, Superblock)>> = state.members.iter().map(|_| None).collect();
+    for (slot, block) in blocks {
+        if let Some(at) = state.members.iter().position(|member| member.uuid == block.member) {
+            present[at] = Some((*slot, (*block).clone()));
+        }
+    }
+    let (mut mask, mut stale, mut missing, mut absent) = (0u32, Vec::new(), Vec::new(), 0);
+    for (index, member) in state.members.iter().enumerate() {
+        match (&present[index], member.active) {
+            (Some(_), true) => mask |= 1 << index,
+            (Some(_), false) => stale.push(index as u8),
+            (None, active) => {
+                missing.push(index as u8);
+                absent += usize::from(active);
+            }
+        }
+    }
+    let needed = usize::from(state.layout.data_shards);
+    let there = mask.count_ones() as usize;
+    if there < needed {
+        return Err(ChooseError::TooFew { present: there, needed, missing });
+    }
+    // The absent ones of this set could have gone on without us if they are enough for it.
+    if absent >= needed && !force {
+        return Err(ChooseError::Rival { missing });
+    }
+    Ok(Chosen { state, present, mask, stale, missing })
+}

@@ -1,0 +1,164 @@
+//! Spreading a mounted pool over reactors.
+//!
+//! Owns the hand-over from the mount to the reactors and the tasks that each runs. Must not know how a reactor is made.
+//! Invariant: every shard has one owner, `shard % reactors`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::{Arc, RwLock};
+
+use futures::channel::mpsc::{UnboundedReceiver, unbounded};
+use tokio::sync::Notify;
+
+use super::checkpoint::Root;
+use super::clean;
+use super::coordinator::{self, Control, Coordinator};
+use super::core::{Core, Shard};
+use super::env::Env;
+use super::handle::Pool;
+use super::map::ExtentMap;
+use super::members::{Excluder, Exclusion, MemberIo};
+use super::message::{Channels, Courier, Message};
+use super::mount::{Mounted, stripe_io};
+use super::shared::{Shared, Volume};
+use super::space::Admission;
+use super::stream::Stream;
+use super::superblock::Superblock;
+use super::superblocks::Superblocks;
+use crate::stages::engines;
+use crate::stages::keys::KeyEncryptionKey;
+use crate::stages::rs::CodeError;
+
+/// What one reactor needs to take its part; may be sent to its thread.
+pub struct ReactorSeed {
+    index: usize,
+    shared: Arc<Shared>,
+    shards: Vec<(Arc<Volume>, u16, ExtentMap)>,
+    inbox: UnboundedReceiver<Message>,
+    coordinator: Option<CoordinatorSeed>,
+}
+
+struct CoordinatorSeed {
+    requests: UnboundedReceiver<Control>,
+    exclusions: UnboundedReceiver<Exclusion>,
+    state: Superblock,
+    member_bytes: Vec<u64>,
+    root: Root,
+    next_volume: u32,
+    kek: Arc<KeyEncryptionKey>,
+}
+
+impl ReactorSeed {
+    /// The reactor it is for.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+}
+
+impl Mounted {
+    /// Parts the pool among `reactors` reactors (one at least). `courier` carries messages between them, by default over
+    /// channels.
+    pub fn split(self, reactors: usize, courier: Option<Arc<dyn Courier>>) -> (Pool, Vec<ReactorSeed>) {
+        let reactors = reactors.max(1);
+        let (channels, inboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| unbounded()).unzip();
+        let courier = courier.unwrap_or_else(|| Arc::new(Channels(channels)));
+        let (control, requests) = unbounded();
+        let (membership, exclusions) = unbounded();
+        let volumes = self.volumes.values().map(|volume| (volume.name.clone(), Arc::clone(volume))).collect();
+        let listed = self.segments.left().0;
+        let shared = Arc::new(Shared {
+            admission: Arc::new(Admission::new(self.set.layout, self.set.segment_count, reactors)),
+            set: self.set,
+            options: self.options,
+            reactors,
+            membership,
+            closing: AtomicBool::new(false),
+            segments: self.segments,
+            space_event: Notify::new(),
+            volumes: RwLock::new(volumes),
+            extents: AtomicI64::new(self.extents),
+            keyring: self.keyring,
+            engines: *engines::chosen(),
+            control,
+            courier,
+            report: self.report,
+            mounts: self.state.mounts,
+            checkpoints: AtomicU64::new(0),
+            cleaned: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+            stripes_written: AtomicU64::new(0),
+            cleaner_busy: AtomicBool::new(false),
+            cleaning: Notify::new(),
+            listed_at_checkpoint: AtomicU64::new(listed),
+            checkpoint_wanted: AtomicBool::new(false),
+        });
+        let mut shards: HashMap<usize, Vec<(Arc<Volume>, u16, ExtentMap)>> = HashMap::new();
+        for ((volume, number), shard) in self.shards {
+            if let Some(volume) = self.volumes.get(&volume) {
+                let owner = usize::from(number) % reactors;
+                shards.entry(owner).or_default().push((Arc::clone(volume), number, shard.map));
+            }
+        }
+        let mut coordinator = Some(CoordinatorSeed {
+            requests,
+            exclusions,
+            state: self.state,
+            member_bytes: self.member_bytes,
+            root: self.root,
+            next_volume: self.next_volume,
+            kek: self.kek,
+        });
+        let seeds = inboxes.into_iter().enumerate().map(|(index, inbox)| ReactorSeed {
+            index,
+            shared: Arc::clone(&shared),
+            shards: shards.remove(&index).unwrap_or_default(),
+            inbox,
+            coordinator: coordinator.take(),
+        });
+        let seeds = seeds.collect();
+        (Pool { shared }, seeds)
+    }
+}
+
+/// One reactor's part of a running pool. The tasks that it has started go on when it is dropped.
+pub struct PoolReactor {
+    core: Rc<Core>,
+}
+
+impl PoolReactor {
+    /// Takes the reactor's part: spawns its tasks on `env`.
+    pub fn start(env: Rc<dyn Env>, seed: ReactorSeed) -> Result<Self, CodeError> {
+        let ReactorSeed { index, shared, shards, inbox, coordinator } = seed;
+        let excluder = Excluder::Serving(shared.membership.clone());
+        let stripes = Rc::new(stripe_io(Rc::clone(&env), &shared.set, &shared.options, excluder.clone())?);
+        let mounts = shared.mounts;
+        let shards = shards.into_iter().map(|(volume, number, map)| Shard::new(volume, number, map, mounts));
+        let core = Rc::new(Core::new(index, Arc::clone(&shared), stripes, shards.collect()));
+        env.spawn(Box::pin(Core::serve(Rc::clone(&core), inbox)));
+        env.spawn(Box::pin(Stream::run(Rc::clone(&core))));
+        if let Some(seed) = coordinator {
+            let io = MemberIo { env: Rc::clone(&env), set: Arc::clone(&shared.set), excluder };
+            let superblocks = Rc::new(Superblocks::new(io, seed.state, seed.member_bytes));
+            let coordinator = Rc::new(Coordinator {
+                core: Rc::clone(&core),
+                superblocks: Rc::clone(&superblocks),
+                last_root: RefCell::new(seed.root),
+                next_volume: Cell::new(seed.next_volume),
+                kek: seed.kek,
+                resizing: Cell::new(None),
+            });
+            env.spawn(Box::pin(coordinator.run(seed.requests)));
+            env.spawn(Box::pin(coordinator::serve_membership(superblocks, Rc::clone(&core), seed.exclusions)));
+            env.spawn(Box::pin(coordinator::keep_time(Rc::clone(&core))));
+            env.spawn(Box::pin(clean::run(Rc::clone(&core))));
+        }
+        Ok(Self { core })
+    }
+
+    /// Takes a message that a [`Courier`] of the service has carried here.
+    pub fn deliver(&self, message: Message) {
+        Core::deliver(&self.core, message);
+    }
+}

@@ -1,0 +1,309 @@
+//! Segments: which are free, which are being written, which may be written after a crash is replayed, and how much in
+//! each is alive.
+//!
+//! Owns the allocator's state and the live-byte and reader counters. Must not know records or members. Invariants: a
+//! segment that holds anything a usable checkpoint or its replay needs is never handed out; and every segment handed out
+//! for the log stands in the durable checkpoint's window, so that a mount finds it.
+//!
+//! The lock here is taken once per segment, not per request; the counters are atomics.
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::stripe::Sequence;
+
+/// A segment in one of its uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SegmentUse {
+    pub index: u32,
+    pub sequence: Sequence,
+}
+
+/// What a segment is for at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Holds nothing that is needed.
+    Free,
+    /// Free, and in the window: the log may go on here.
+    Listed(Sequence),
+    /// A stream writes to it, or stripes of it are under way.
+    Open(Sequence),
+    /// Written; its live records count, its dead space comes back at a checkpoint after they are gone.
+    Closed(Sequence),
+    /// Holds the checkpoint in use, or one being written.
+    Checkpoint(Sequence),
+}
+
+/// What a segment is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The log, for what has been admitted already.
+    Log,
+    /// A checkpoint.
+    Checkpoint,
+}
+
+struct Inner {
+    states: Vec<State>,
+    /// Segments of the window that have not been handed out, next one last.
+    listed: Vec<SegmentUse>,
+    /// Segments handed out since the checkpoint in progress (or else the last one) began, and those open then.
+    window: Vec<u32>,
+    next_sequence: u64,
+}
+
+/// Counters of one segment.
+#[derive(Debug, Default)]
+struct Counters {
+    live_bytes: AtomicI64,
+    readers: AtomicU32,
+}
+
+/// All segments of a pool.
+pub struct Segments {
+    inner: Mutex<Inner>,
+    counters: Vec<Counters>,
+    live_total: AtomicI64,
+    listed_left: AtomicU64,
+    free_left: AtomicU64,
+}
+
+/// The segments that a checkpoint frees and lists, fixed before it is written.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// Closed before the checkpoint began, and dead.
+    pub freed: Vec<u32>,
+    /// The checkpoint before this one.
+    pub old_checkpoint: Vec<u32>,
+}
+
+impl Segments {
+    /// As a mount has found them. `next_sequence` is above every number ever used.
+    pub fn new(states: Vec<State>, next_sequence: u64) -> Self {
+        let counters = states.iter().map(|_| Counters::default()).collect();
+        let free = states.iter().filter(|state| matches!(state, State::Free)).count() as u64;
+        Self {
+            inner: Mutex::new(Inner { states, listed: Vec::new(), window: Vec::new(), next_sequence }),
+            counters,
+            live_total: AtomicI64::new(0),
+            listed_left: AtomicU64::new(0),
+            free_left: AtomicU64::new(free),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts live bytes in (or, negative, out).
+    pub fn count_live(&self, segment: u32, bytes: i64) {
+        if let Some(counters) = self.counters.get(segment as usize) {
+            counters.live_bytes.fetch_add(bytes, Ordering::SeqCst);
+            self.live_total.fetch_add(bytes, Ordering::SeqCst);
+        }
+    }
+
+    pub fn live_bytes(&self, segment: u32) -> i64 {
+        self.counters.get(segment as usize).map_or(0, |c| c.live_bytes.load(Ordering::SeqCst))
+    }
+
+    pub fn live_total(&self) -> u64 {
+        self.live_total.load(Ordering::SeqCst).max(0) as u64
+    }
+
+    /// Keeps a segment from being handed out while it is read. Taken while the map still leads to it.
+    pub fn pin(&self, segment: u32) {
+        if let Some(counters) = self.counters.get(segment as usize) {
+            counters.readers.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    pub fn unpin(&self, segment: u32) {
+        if let Some(counters) = self.counters.get(segment as usize) {
+            counters.readers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Segments that the log can still take before the next checkpoint, and free ones beyond the window.
+    pub fn left(&self) -> (u64, u64) {
+        (self.listed_left.load(Ordering::SeqCst), self.free_left.load(Ordering::SeqCst))
+    }
+
+    /// Segments that a mount would have to read now.
+    pub fn window_len(&self) -> u64 {
+        let inner = self.lock();
+        (inner.window.len() + inner.listed.len()) as u64
+    }
+
+    /// How many segments are in (free or listed, open, closed, checkpoint) use.
+    pub fn census(&self) -> [u64; 4] {
+        let mut census = [0; 4];
+        for state in &self.lock().states {
+            let at = match state {
+                State::Free | State::Listed(_) => 0,
+                State::Open(_) => 1,
+                State::Closed(_) => 2,
+                State::Checkpoint(_) => 3,
+            };
+            census[at] += 1;
+        }
+        census
+    }
+
+    /// A segment to write to, or `None` when none can be had before the next checkpoint.
+    pub fn allocate(&self, purpose: Purpose, fresh_nonce: u64) -> Option<SegmentUse> {
+        let mut inner = self.lock();
+        let used = match purpose {
+            Purpose::Log => {
+                let at = inner.listed.iter().rposition(|used| self.unread(used.index))?;
+                let used = inner.listed.remove(at);
+                inner.states[used.index as usize] = State::Open(used.sequence);
+                inner.window.push(used.index);
+                used
+            }
+            Purpose::Checkpoint => {
+                let mut free = inner.states.iter().enumerate();
+                let index = free.position(|(i, state)| *state == State::Free && self.unread(i as u32))? as u32;
+                let sequence = inner.take_sequence(fresh_nonce);
+                inner.states[index as usize] = State::Checkpoint(sequence);
+                SegmentUse { index, sequence }
+            }
+        };
+        self.recount(&inner);
+        Some(used)
+    }
+
+    fn unread(&self, segment: u32) -> bool {
+        self.counters.get(segment as usize).is_some_and(|c| c.readers.load(Ordering::SeqCst) == 0)
+    }
+
+    /// The stream is done with a segment and no stripe of it is under way.
+    pub fn close(&self, used: SegmentUse) {
+        let mut inner = self.lock();
+        if inner.states.get(used.index as usize) == Some(&State::Open(used.sequence)) {
+            inner.states[used.index as usize] = State::Closed(used.sequence);
+        }
+    }
+
+    /// A checkpoint begins: what is open now or handed out from now on belongs to its window.
+    pub fn begin_checkpoint(&self) -> Plan {
+        let mut inner = self.lock();
+        let mut plan = Plan::default();
+        let mut open = Vec::new();
+        for (index, state) in inner.states.iter().enumerate() {
+            let index = index as u32;
+            match state {
+                State::Open(_) => open.push(index),
+                State::Closed(_) if self.live_bytes(index) == 0 => plan.freed.push(index),
+                State::Checkpoint(_) => plan.old_checkpoint.push(index),
+                _ => {}
+            }
+        }
+        inner.window = open;
+        plan
+    }
+
+    /// The window of the checkpoint being written: everything that may have been written since it began or may be
+    /// written before the next. `extra` more segments are listed from the free ones, if `keep_free` stay, and from
+    /// those that the checkpoint frees. They can be handed out once [`Segments::finish_checkpoint`] has been called.
+    pub fn window(&self, plan: &Plan, limit: usize, keep_free: usize, mut nonce: impl FnMut() -> u64) -> Window {
+        let mut inner = self.lock();
+        let mut uses: Vec<SegmentUse> = Vec::new();
+        for &index in &inner.window {
+            if let State::Open(sequence) | State::Closed(sequence) = inner.states[index as usize] {
+                uses.push(SegmentUse { index, sequence });
+            }
+        }
+        uses.extend(&inner.listed);
+        let free: Vec<u32> =
+            (0..inner.states.len() as u32).filter(|i| inner.states[*i as usize] == State::Free).collect();
+        let after = free.len() + plan.freed.len() + plan.old_checkpoint.len();
+        let mut room = limit.saturating_sub(uses.len()).min(after.saturating_sub(keep_free));
+        let mut added = Vec::new();
+        // Those freed now come last: the members may still be busy with them.
+        for &index in free.iter().chain(&plan.freed).chain(&plan.old_checkpoint) {
+            if room == 0 {
+                break;
+            }
+            let sequence = inner.take_sequence(nonce());
+            added.push(SegmentUse { index, sequence });
+            room -= 1;
+        }
+        uses.extend(&added);
+        let data = inner.states.iter().enumerate().filter_map(|(index, state)| match state {
+            State::Open(sequence) | State::Closed(sequence) => {
+                Some(SegmentUse { index: index as u32, sequence: *sequence })
+            }
+            _ => None,
+        });
+        Window { data: data.collect(), uses, added, next_sequence: inner.next_sequence }
+    }
+
+    /// The checkpoint is durable on the whole set: what it freed is free, what it listed can be handed out.
+    pub fn finish_checkpoint(&self, plan: &Plan, window: &Window) {
+        let mut inner = self.lock();
+        for &index in plan.freed.iter().chain(&plan.old_checkpoint) {
+            inner.states[index as usize] = State::Free;
+        }
+        for used in &window.added {
+            inner.states[used.index as usize] = State::Listed(used.sequence);
+            inner.listed.insert(0, *used);
+        }
+        self.recount(&inner);
+    }
+
+    /// The checkpoint came to nothing: the segments that it wrote are free again.
+    pub fn abandon_checkpoint(&self, written: &[SegmentUse]) {
+        let mut inner = self.lock();
+        for used in written {
+            if inner.states[used.index as usize] == State::Checkpoint(used.sequence) {
+                inner.states[used.index as usize] = State::Free;
+            }
+        }
+        self.recount(&inner);
+    }
+
+    fn recount(&self, inner: &Inner) {
+        let free = inner.states.iter().filter(|state| **state == State::Free).count() as u64;
+        self.free_left.store(free, Ordering::SeqCst);
+        self.listed_left.store(inner.listed.len() as u64, Ordering::SeqCst);
+    }
+
+    /// Closed segments with their sequence and live bytes: what could be cleaned.
+    pub fn closed(&self) -> Vec<(SegmentUse, u64)> {
+        let inner = self.lock();
+        let closed = inner.states.iter().enumerate().filter_map(|(index, state)| match state {
+            State::Closed(sequence) => Some(SegmentUse { index: index as u32, sequence: *sequence }),
+            _ => None,
+        });
+        closed.map(|used| (used, self.live_bytes(used.index).max(0) as u64)).collect()
+    }
+
+    /// The sequence of a segment that holds data, for reading it.
+    pub fn sequence_of(&self, segment: u32) -> Option<Sequence> {
+        match self.lock().states.get(segment as usize)? {
+            State::Open(sequence) | State::Closed(sequence) | State::Checkpoint(sequence) => Some(*sequence),
+            State::Free | State::Listed(_) => None,
+        }
+    }
+}
+
+/// The window that a checkpoint records.
+#[derive(Debug, Clone, Default)]
+pub struct Window {
+    /// All of it: a mount reads these.
+    pub uses: Vec<SegmentUse>,
+    /// Those that it lists anew.
+    pub added: Vec<SegmentUse>,
+    /// Segments that hold log data, so that a mount knows their sequences.
+    pub data: Vec<SegmentUse>,
+    pub next_sequence: u64,
+}
+
+impl Inner {
+    fn take_sequence(&mut self, nonce: u64) -> Sequence {
+        let number = self.next_sequence;
+        self.next_sequence += 1;
+        Sequence { number, nonce }
+    }
+}

@@ -1,0 +1,172 @@
+//! What the reactors of one pool share.
+//!
+//! Owns the volume table and the counters behind the status. Must not know how requests are carried out. Invariant: live
+//! bytes, used blocks and extents are counted once, by [`Books`], whenever a map changes.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use futures::channel::mpsc::UnboundedSender;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::coordinator::Control;
+use super::map::{Extent, Ledger};
+use super::members::{Exclusion, MemberSet};
+use super::message::Courier;
+use super::options::MountOptions;
+use super::segments::Segments;
+use super::space::Admission;
+use super::status::MountReport;
+use crate::stages::cipher::Cipher;
+use crate::stages::compress::Compression;
+use crate::stages::engines::Engines;
+use crate::stages::keys::{KeyEpoch, Keyring, LineageId, WrappedKey};
+
+/// One volume.
+#[derive(Debug)]
+pub struct Volume {
+    /// Never used again after deletion.
+    pub id: u32,
+    pub uuid: Uuid,
+    pub name: String,
+    pub block_shift: u8,
+    pub block_count: AtomicU64,
+    pub compression: Compression,
+    pub cipher: Cipher,
+    pub lineage: LineageId,
+    pub key_epoch: KeyEpoch,
+    pub wrapped: WrappedKey,
+    /// Being deleted: nothing new is taken.
+    pub closing: AtomicBool,
+    pub used_blocks: AtomicI64,
+    pub stored_bytes: AtomicI64,
+    /// Requests under way, and who waits for none.
+    pub in_flight: AtomicU64,
+    pub idle: Notify,
+}
+
+/// The volumes by name.
+pub type VolumeTable = HashMap<String, Arc<Volume>>;
+
+/// Everything that is shared.
+pub struct Shared {
+    pub set: Arc<MemberSet>,
+    pub options: MountOptions,
+    pub reactors: usize,
+    /// Puts members out of the set.
+    pub membership: UnboundedSender<Exclusion>,
+    /// The pool is being closed: nothing new is taken.
+    pub closing: AtomicBool,
+    pub segments: Segments,
+    pub admission: Arc<Admission>,
+    /// Segments or admission may have become available.
+    pub space_event: Notify,
+    pub volumes: RwLock<VolumeTable>,
+    pub extents: AtomicI64,
+    pub keyring: Arc<Keyring>,
+    pub engines: Engines,
+    pub control: UnboundedSender<Control>,
+    pub courier: Arc<dyn Courier>,
+    pub report: MountReport,
+    pub mounts: u64,
+    pub checkpoints: AtomicU64,
+    pub cleaned: AtomicU64,
+    /// Goes up whenever a checkpoint that was asked for brought no segments: who waits for one gives up.
+    pub refusals: AtomicU64,
+    /// Stripes that the streams have written.
+    pub stripes_written: AtomicU64,
+    pub cleaner_busy: AtomicBool,
+    /// Wakes the cleaner.
+    pub cleaning: Notify,
+    /// Segments that the log could take after the last checkpoint.
+    pub listed_at_checkpoint: AtomicU64,
+    /// A full or half-used window has been reported and not yet been answered by a checkpoint.
+    pub checkpoint_wanted: AtomicBool,
+}
+
+impl Shared {
+    /// Asks the coordinator for a checkpoint, once.
+    pub fn want_checkpoint(&self) {
+        if !self.checkpoint_wanted.swap(true, Ordering::SeqCst) {
+            // The coordinator is gone only when the pool is.
+            let _ = self.control.unbounded_send(Control::Checkpoint(None));
+        }
+    }
+
+    /// A segment was handed out: takes the next checkpoint in good time, and cleans.
+    pub fn on_segment_taken(&self) {
+        let (listed, _) = self.segments.left();
+        if listed * 2 <= self.listed_at_checkpoint.load(Ordering::SeqCst) {
+            self.want_checkpoint();
+        }
+        if self.admission.is_low(&self.segments, self.extent_count()) {
+            self.cleaning.notify_one();
+        }
+    }
+
+    pub fn extent_count(&self) -> u64 {
+        self.extents.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
+        self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    pub fn all_volumes(&self) -> Vec<Arc<Volume>> {
+        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = volumes.values().cloned().collect();
+        all.sort_by_key(|volume| volume.id);
+        all
+    }
+}
+
+/// Counts a volume's extents into segments, volume and pool.
+pub struct Books<'a> {
+    pub segments: &'a Segments,
+    pub extents: &'a AtomicI64,
+    pub volume: &'a Volume,
+}
+
+impl<'a> Books<'a> {
+    pub fn of(shared: &'a Shared, volume: &'a Volume) -> Self {
+        Self { segments: &shared.segments, extents: &shared.extents, volume }
+    }
+
+    fn count(&self, extent: &Extent, sign: i64) {
+        let stored = extent.stored_share() as i64 * sign;
+        self.segments.count_live(extent.location.stripe.segment, stored);
+        self.extents.fetch_add(sign, Ordering::Relaxed);
+        self.volume.stored_bytes.fetch_add(stored, Ordering::Relaxed);
+        self.volume.used_blocks.fetch_add(i64::from(extent.count) * sign, Ordering::Relaxed);
+    }
+}
+
+impl Ledger for Books<'_> {
+    fn added(&mut self, extent: &Extent) {
+        self.count(extent, 1);
+    }
+    fn removed(&mut self, extent: &Extent) {
+        self.count(extent, -1);
+    }
+}
+
+/// Work under way on a volume, which its deletion waits for.
+#[derive(Debug)]
+pub struct InFlight(Arc<Volume>);
+
+impl InFlight {
+    pub fn on(volume: &Arc<Volume>) -> Self {
+        volume.in_flight.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(volume))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.0.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}

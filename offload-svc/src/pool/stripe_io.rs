@@ -1,0 +1,357 @@
+//! Whole stripes on members: written to all, read from whatever is left.
+//!
+//! Owns Reed-Solomon over shards, the choice of members, repair. Must not know records. Invariants: a stripe that
+//! [`StripeIo::write`] reports written is durable on every member of the current set that holds a part of it, and on k'
+//! of them at least; a payload that [`StripeIo::read`] returns matched the checksums of its shards.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::future::join_all;
+use nvmf_target::buffer::IoBuf;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::members::{Failure, MemberIo, MemberSet};
+use super::options::{BLOCK_BYTES, SUPERBLOCK_AREA_BYTES};
+use super::stripe::{HEADER_BYTES, Sequence, ShardHeader, StripeLocation};
+use crate::stages::crc::crc32c;
+use crate::stages::rs::{Code, CodeError};
+
+/// Why a stripe was not written. Nothing of it will come back at a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    #[error("the file system beneath a member is full")]
+    NoSpace,
+    #[error("fewer than k members are left")]
+    TooFewMembers,
+}
+
+/// A stripe can't be read or rebuilt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{good} good shards of {needed} needed")]
+pub struct Lost {
+    pub good: usize,
+    pub needed: usize,
+}
+
+/// A stripe as read.
+pub struct Stripe {
+    pub header: ShardHeader,
+    pub payload: Vec<u8>,
+    /// Shards on members of the set that were missing or wrong.
+    pub bad: u32,
+    /// Shards that lie on members of the set and are good.
+    pub good: u32,
+}
+
+/// What goes into the headers of a stripe besides its place.
+#[derive(Debug, Clone, Copy)]
+pub struct Label {
+    pub sequence: Sequence,
+    pub stream: u32,
+    pub number: u64,
+}
+
+/// One reactor's access to stripes.
+pub struct StripeIo {
+    pub io: MemberIo,
+    codes: Vec<Code>,
+    /// Blocks of buffers that may be in use at once, so that waiting for buffers never ends in a circle.
+    budget: Arc<Semaphore>,
+}
+
+impl StripeIo {
+    /// `budget_bytes` is what `Env::buffer` is sure to give.
+    pub fn new(io: MemberIo, budget_bytes: u64) -> Result<Self, CodeError> {
+        let layout = io.set.layout;
+        let codes = (1..=layout.data_shards).map(|k| Code::new(k.into(), layout.parity_shards.into()));
+        let codes = codes.collect::<Result<_, _>>()?;
+        let blocks = usize::try_from(budget_bytes / BLOCK_BYTES).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Ok(Self { io, codes, budget: Arc::new(Semaphore::new(blocks)) })
+    }
+
+    pub fn set(&self) -> &MemberSet {
+        &self.io.set
+    }
+
+    /// Room for buffers of `bytes` in all, taken before the first of them.
+    pub async fn buffers(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let blocks = u32::try_from(bytes.div_ceil(BLOCK_BYTES as usize)).unwrap_or(u32::MAX);
+        Arc::clone(&self.budget).acquire_many_owned(blocks).await.ok()
+    }
+
+    /// Where a stripe begins on a member.
+    pub fn offset(&self, location: &StripeLocation) -> u64 {
+        let segment = u64::from(location.segment) * u64::from(self.set().layout.segment_bytes);
+        SUPERBLOCK_AREA_BYTES + segment + location.offset_in_segment()
+    }
+
+    fn shards(&self, location: &StripeLocation) -> u8 {
+        location.data_shards + self.set().layout.parity_shards
+    }
+
+    /// The rotation, `turn` as a wish, that puts the most shards of a stripe on members of the set.
+    pub fn rotation(&self, turn: u64, data_shards: u8) -> u8 {
+        let (members, mask) = (self.set().count(), self.set().mask());
+        let shards = usize::from(data_shards) + usize::from(self.set().layout.parity_shards);
+        let wish = (turn % members as u64) as usize;
+        let live = |first: usize| (0..shards).filter(|i| mask & (1 << ((first + i) % members)) != 0).count();
+        let mut best = wish;
+        for step in 1..members {
+            let first = (wish + step) % members;
+            if live(first) > live(best) {
+                best = first;
+            }
+        }
+        best as u8
+    }
+
+    /// Writes a stripe, and waits until it is durable.
+    pub async fn write(&self, location: StripeLocation, label: Label, payload: &[u8]) -> Result<(), WriteError> {
+        let shards = self.shards(&location);
+        let _room = self.buffers(location.shard_bytes() * usize::from(shards)).await;
+        let (header, mut bodies) = self.encode(location, label, payload).await;
+        let offset = self.offset(&location);
+        let writes = bodies.drain(..).enumerate().map(|(shard, buf)| {
+            let member = location.member_of(shard as u8, self.set().count());
+            async move { (member, self.io.write_durably(member, offset, buf).await) }
+        });
+        let results = join_all(writes).await;
+        if results.iter().any(|(_, result)| *result == Err(Failure::NoSpace)) {
+            self.retract(&header, &results).await;
+            return Err(WriteError::NoSpace);
+        }
+        let settled = self.settle(&location, &results).await;
+        if settled.is_err() {
+            // The pool has failed, and what can still be reached is told; a later mount then finds the marks.
+            self.retract(&header, &results).await;
+        }
+        settled
+    }
+
+    /// Puts out the members that failed; then enough must be left that did not.
+    async fn settle(
+        &self,
+        location: &StripeLocation,
+        results: &[(usize, Result<(), Failure>)],
+    ) -> Result<(), WriteError> {
+        loop {
+            let mask = self.set().mask();
+            let failed = mask_of(results, |result| result.is_err()) & mask;
+            if failed == 0 {
+                let written = mask_of(results, |result| result.is_ok()) & mask;
+                // Fewer than k' shards happen only when the pool has failed.
+                let enough = written.count_ones() >= u32::from(location.data_shards) && !self.set().is_failed();
+                return if enough { Ok(()) } else { Err(WriteError::TooFewMembers) };
+            }
+            self.io.exclude(failed).await.map_err(|_| WriteError::TooFewMembers)?;
+        }
+    }
+
+    /// Makes the shards of a payload, headers included.
+    async fn encode(&self, location: StripeLocation, label: Label, payload: &[u8]) -> (ShardHeader, Vec<IoBuf>) {
+        let (data, shards) = (usize::from(location.data_shards), self.shards(&location));
+        let mut bufs = Vec::with_capacity(shards.into());
+        for _ in 0..shards {
+            bufs.push(self.io.env.buffer(location.shard_bytes()).await);
+        }
+        let mut parts = payload.chunks(location.shard_payload_bytes());
+        for buf in &mut bufs[..data] {
+            let part = parts.next().unwrap_or_default();
+            let (used, rest) = buf[HEADER_BYTES..].split_at_mut(part.len());
+            used.copy_from_slice(part);
+            rest.fill(0);
+        }
+        let (sources, parity) = bufs.split_at_mut(data);
+        let sources: Vec<&[u8]> = sources.iter().map(|buf| &buf[HEADER_BYTES..]).collect();
+        let mut parity: Vec<&mut [u8]> = parity.iter_mut().map(|buf| &mut buf[HEADER_BYTES..]).collect();
+        let encoded = self.codes[data - 1].encode(&sources, &mut parity);
+        debug_assert!(encoded.is_ok(), "counts and lengths are this pool's own");
+        let mut header = ShardHeader {
+            void: false,
+            shard: 0,
+            parity_shards: self.set().layout.parity_shards,
+            pool: self.set().pool,
+            location,
+            sequence: label.sequence,
+            epoch: self.set().epoch(),
+            number: label.number,
+            stream: label.stream,
+            payload_bytes: payload.len() as u32,
+            shard_crcs: bufs.iter().map(|buf| crc32c(&buf[HEADER_BYTES..])).collect(),
+        };
+        for (shard, buf) in bufs.iter_mut().enumerate() {
+            header.shard = shard as u8;
+            header.write_to(buf);
+        }
+        (header, bufs)
+    }
+
+    /// Marks the shards that were written of a failed stripe void, so that no mount brings it back. A member that can't
+    /// be told is put out.
+    async fn retract(&self, header: &ShardHeader, results: &[(usize, Result<(), Failure>)]) {
+        let offset = self.offset(&header.location);
+        let voids = results.iter().enumerate().filter(|(_, (_, result))| *result != Err(Failure::Gone)).map(
+            |(shard, (member, result))| async move {
+                let mut buf = self.io.env.buffer(BLOCK_BYTES as usize).await;
+                buf.fill(0);
+                ShardHeader { void: true, shard: shard as u8, ..header.clone() }.write_to(&mut buf);
+                let voided = self.io.write_durably(*member, offset, buf).await;
+                // Where there was no room for the shard, none of it may be there: then no room for the mark is no harm,
+                // as the first block is what lacks.
+                let harmless = *result == Err(Failure::NoSpace) && voided == Err(Failure::NoSpace);
+                (*member, if harmless { Ok(()) } else { voided })
+            },
+        );
+        let results = join_all(voids).await;
+        let failed = mask_of(&results, |result| result.is_err()) & self.set().mask();
+        if failed != 0 && self.io.exclude(failed).await.is_err() {
+            self.set().fail();
+        }
+    }
+
+    /// Reads a stripe from all members of the set and rebuilds what is missing.
+    pub async fn read(&self, location: StripeLocation, sequence: Sequence) -> Result<Stripe, Lost> {
+        let shards = self.shards(&location);
+        let _room = self.buffers(location.shard_bytes() * usize::from(shards)).await;
+        let bufs = self.read_shards(&location).await;
+        self.assemble(location, sequence, &bufs)
+    }
+
+    async fn read_shards(&self, location: &StripeLocation) -> Vec<Result<IoBuf, Failure>> {
+        let (offset, len) = (self.offset(location), location.shard_bytes());
+        let reads = (0..self.shards(location)).map(|shard| {
+            let member = location.member_of(shard, self.set().count());
+            async move { (member, self.io.read(member, offset, len).await) }
+        });
+        let results = join_all(reads).await;
+        let late = mask_of(&results, |result| matches!(result, Err(Failure::Timeout)));
+        self.put_out_later(late).await;
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+
+    /// Puts out members that did not answer a read, unless that would leave too few: then errors say so by themselves.
+    pub async fn put_out_later(&self, members: u32) {
+        let members = members & self.set().mask();
+        if members != 0 && self.set().can_lose(members) {
+            // If it can't be done the pool has failed, and reads go on as far as they can.
+            let _ = self.io.exclude(members).await;
+        }
+    }
+
+    /// Finds the good shards among what was read, and the payload behind them.
+    fn assemble(
+        &self,
+        location: StripeLocation,
+        sequence: Sequence,
+        bufs: &[Result<IoBuf, Failure>],
+    ) -> Result<Stripe, Lost> {
+        let needed = usize::from(location.data_shards);
+        let headers: Vec<Option<ShardHeader>> = bufs
+            .iter()
+            .enumerate()
+            .map(|(shard, buf)| {
+                let header = self.parse_header(buf.as_ref().ok()?)?;
+                let fits =
+                    header.location == location && header.sequence == sequence && usize::from(header.shard) == shard;
+                fits.then_some(header)
+            })
+            .collect();
+        let Some(header) = reference(&headers) else { return Err(Lost { good: 0, needed }) };
+        let (mut good, mut bad) = (0u32, 0u32);
+        for (shard, buf) in bufs.iter().enumerate() {
+            let own = headers[shard].as_ref().is_some_and(|own| own.same_stripe(&header));
+            match buf {
+                Ok(buf) if own && header.body_matches(shard as u8, buf) => good |= 1 << shard,
+                Err(Failure::Gone) => {}
+                _ => bad |= 1 << shard,
+            }
+        }
+        if (good.count_ones() as usize) < needed {
+            return Err(Lost { good: good.count_ones() as usize, needed });
+        }
+        let payload = self.payload(&header, good, bufs).ok_or(Lost { good: good.count_ones() as usize, needed })?;
+        Ok(Stripe { header, payload, bad, good })
+    }
+
+    /// The header at the front of a shard, if it is one of this pool.
+    pub fn parse_header(&self, shard: &[u8]) -> Option<ShardHeader> {
+        let header = ShardHeader::parse(shard, &self.set().layout, self.set().segment_count).ok()?;
+        (header.pool == self.set().pool).then_some(header)
+    }
+
+    fn payload(&self, header: &ShardHeader, good: u32, bufs: &[Result<IoBuf, Failure>]) -> Option<Vec<u8>> {
+        let location = &header.location;
+        let (data, body) = (usize::from(location.data_shards), location.shard_payload_bytes());
+        let mut payload = vec![0u8; location.payload_capacity()];
+        let is_good = |shard: usize| good & (1 << shard) != 0;
+        let present: Vec<(usize, &[u8])> = bufs
+            .iter()
+            .enumerate()
+            .filter(|(shard, _)| is_good(*shard))
+            .filter_map(|(shard, buf)| Some((shard, &buf.as_ref().ok()?[HEADER_BYTES..])))
+            .collect();
+        let mut wanted: Vec<(usize, &mut [u8])> = Vec::new();
+        for (shard, part) in payload.chunks_mut(body).enumerate() {
+            match bufs.get(shard) {
+                Some(Ok(buf)) if is_good(shard) => part.copy_from_slice(&buf[HEADER_BYTES..]),
+                _ => wanted.push((shard, part)),
+            }
+        }
+        if !wanted.is_empty() {
+            self.codes.get(data - 1)?.recover(&present, &mut wanted).ok()?;
+        }
+        payload.truncate(header.payload_bytes as usize);
+        Some(payload)
+    }
+
+    /// Writes the bad shards of a stripe again; gives those that were. Counts both per member.
+    pub async fn repair(&self, stripe: &Stripe) -> u32 {
+        let label =
+            Label { sequence: stripe.header.sequence, stream: stripe.header.stream, number: stripe.header.number };
+        let location = stripe.header.location;
+        let _room = self.buffers(location.shard_bytes() * usize::from(self.shards(&location))).await;
+        let (header, bodies) = self.encode(location, label, &stripe.payload).await;
+        if header.shard_crcs != stripe.header.shard_crcs {
+            return 0;
+        }
+        let offset = self.offset(&location);
+        let wanted = bodies.into_iter().enumerate().filter(|(shard, _)| stripe.bad & (1 << shard) != 0);
+        let writes = wanted.map(|(shard, buf)| {
+            let member = location.member_of(shard as u8, self.set().count());
+            self.set().members[member].bad_shards.fetch_add(1, Ordering::Relaxed);
+            async move { (shard, member, self.io.write_durably(member, offset, buf).await) }
+        });
+        let (mut repaired, mut failed) = (0, 0);
+        for (shard, member, result) in join_all(writes).await {
+            match result {
+                Ok(()) => {
+                    self.set().members[member].repaired_shards.fetch_add(1, Ordering::Relaxed);
+                    repaired |= 1 << shard;
+                }
+                Err(Failure::Error | Failure::Timeout) => failed |= 1 << member,
+                Err(Failure::NoSpace | Failure::Gone) => {}
+            }
+        }
+        self.put_out_later(failed).await;
+        repaired
+    }
+}
+
+/// The header that most shards agree on; none if the stripe was given up, which any one mark tells: a stripe that has been
+/// answered is never marked.
+fn reference(headers: &[Option<ShardHeader>]) -> Option<ShardHeader> {
+    if headers.iter().flatten().any(|header| header.void) {
+        return None;
+    }
+    let votes = |header: &ShardHeader| headers.iter().flatten().filter(|other| other.same_stripe(header)).count();
+    headers.iter().flatten().max_by_key(|header| votes(header)).cloned()
+}
+
+fn mask_of<T>(results: &[(usize, T)], wanted: impl Fn(&T) -> bool) -> u32 {
+    results.iter().filter(|(_, result)| wanted(result)).fold(0, |mask, (member, _)| mask | 1 << member)
+}
+
+/// Shared by all parts of one reactor.
+pub type SharedStripeIo = Rc<StripeIo>;

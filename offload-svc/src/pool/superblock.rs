@@ -1,0 +1,252 @@
+//! The superblock: what a member says about itself and about the set.
+//!
+//! Owns its layout, its checks, and the two slots it alternates between. Must not know how members are reached.
+//! Invariant: [`Superblock::parse`] accepts only what [`Superblock::to_bytes`] could have written.
+
+use uuid::Uuid;
+
+use super::codec::{CutShort, Reader, Writer};
+use super::options::{BLOCK_BYTES, Layout, MEMBERS_MAX, OptionError, SEGMENTS_MIN, SUPERBLOCK_AREA_BYTES};
+use super::stripe::{Sequence, StripeLocation};
+use crate::stages::crc::crc32c;
+
+/// Bytes of one slot.
+pub const SLOT_BYTES: usize = BLOCK_BYTES as usize;
+const MAGIC: [u8; 8] = *b"SLUICEPL";
+/// Another major version can't be read at all.
+pub const FORMAT_MAJOR: u16 = 1;
+/// A higher minor version can be read, its additions ignored.
+pub const FORMAT_MINOR: u16 = 0;
+/// The Reed-Solomon code `cauchy-11d-1` (`stages::rs`).
+const CODE_CAUCHY_11D_1: u8 = 1;
+const CRC_AT: usize = SLOT_BYTES - 4;
+const TABLE_AT: usize = 192;
+
+/// The pool was closed properly: nothing after the checkpoint.
+const FLAG_CLEAN: u32 = 1;
+/// Not all members have been formatted yet.
+const FLAG_FORMATTING: u32 = 2;
+
+/// One line of the member table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemberEntry {
+    pub uuid: Uuid,
+    /// Part of the current set.
+    pub active: bool,
+    /// The last epoch in which it was part of the set.
+    pub epoch: u64,
+}
+
+/// Where the checkpoint's root is, and the checksum of its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CheckpointPointer {
+    pub root: StripeLocation,
+    pub sequence: Sequence,
+    pub payload_bytes: u32,
+    pub payload_crc: u32,
+}
+
+/// A superblock. Little-endian, 4096 bytes, format 1.0:
+///
+/// | bytes | field | why |
+/// |---|---|---|
+/// | 0..8 | magic `SLUICEPL` | |
+/// | 8..12 | format major, minor (u16 each) | checked before all else, so that later layouts can be told apart |
+/// | 12..16 | flags: 1 clean, 2 formatting | |
+/// | 16..32 | pool UUID | members of another pool are refused |
+/// | 32..48 | member UUID | |
+/// | 48..52 | member index, k, m, code id (1 = `cauchy-11d-1`) | |
+/// | 52..56 | segment bytes | |
+/// | 56..60 | longest shard in bytes | |
+/// | 60..64 | segments | the same on all members, by the smallest |
+/// | 64..72 | member's size when formatted | a truncated one is refused |
+/// | 72..80 | where segment 0 begins | |
+/// | 80..88 | epoch of the set | |
+/// | 88..96 | generation | goes up at every superblock write; even ones live in slot 0, odd ones in slot 1 |
+/// | 96..104 | mount counter | generations of records begin with it, so none is ever given twice |
+/// | 104..120 | id of the mount that wrote it | tells two histories of one generation apart |
+/// | 120..160 | checkpoint root: location (16), sequence number and nonce of its segment, payload length, payload CRC32C | length 0: none yet |
+/// | 160..192 | 0 | |
+/// | 192..1472 | member table, 32 x (UUID 16, active 1, 0 x 7, epoch 8, 0 x 8) | |
+/// | 1472..4092 | 0 | |
+/// | 4092..4096 | CRC32C of all before | |
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    pub clean: bool,
+    pub formatting: bool,
+    pub pool: Uuid,
+    pub member: Uuid,
+    pub index: u8,
+    pub layout: Layout,
+    pub segments: u32,
+    pub member_bytes: u64,
+    pub epoch: u64,
+    pub generation: u64,
+    pub mounts: u64,
+    pub mount_id: u128,
+    pub checkpoint: Option<CheckpointPointer>,
+    pub members: Vec<MemberEntry>,
+}
+
+/// Why 4096 bytes are no superblock.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SuperblockError {
+    #[error("no magic")]
+    NoMagic,
+    #[error("format version {major}.{minor}; this program reads {FORMAT_MAJOR}.x")]
+    Version { major: u16, minor: u16 },
+    #[error("checksum is wrong")]
+    Crc,
+    #[error("cut short")]
+    Short(#[from] CutShort),
+    #[error("layout: {0}")]
+    Layout(#[from] OptionError),
+    #[error("field {field} = {value} is out of range")]
+    Field { field: &'static str, value: u64 },
+}
+
+impl Superblock {
+    /// Where the slot of `generation` begins on a member.
+    pub fn slot_offset(generation: u64) -> u64 {
+        (generation % 2) * SLOT_BYTES as u64
+    }
+
+    /// Where a segment begins on every member.
+    pub fn segment_offset(&self, segment: u32) -> u64 {
+        SUPERBLOCK_AREA_BYTES + u64::from(segment) * u64::from(self.layout.segment_bytes)
+    }
+
+    /// What tells one state of the set from another: members that agree on it carry the same history.
+    pub fn state_id(&self) -> (u64, u64, u128) {
+        (self.epoch, self.generation, self.mount_id)
+    }
+
+    pub fn to_bytes(&self) -> [u8; SLOT_BYTES] {
+        let mut out = Writer::default();
+        let flags = if self.clean { FLAG_CLEAN } else { 0 } | if self.formatting { FLAG_FORMATTING } else { 0 };
+        out.bytes(&MAGIC).u16(FORMAT_MAJOR).u16(FORMAT_MINOR).u32(flags);
+        out.bytes(self.pool.as_bytes()).bytes(self.member.as_bytes());
+        out.u8(self.index).u8(self.layout.data_shards).u8(self.layout.parity_shards).u8(CODE_CAUCHY_11D_1);
+        out.u32(self.layout.segment_bytes).u32(self.layout.shard_bytes_max).u32(self.segments);
+        out.u64(self.member_bytes).u64(SUPERBLOCK_AREA_BYTES);
+        out.u64(self.epoch).u64(self.generation).u64(self.mounts).u128(self.mount_id);
+        if let Some(pointer) = &self.checkpoint {
+            pointer.root.write(&mut out);
+            out.u64(pointer.sequence.number).u64(pointer.sequence.nonce);
+            out.u32(pointer.payload_bytes).u32(pointer.payload_crc);
+        }
+        out.pad_to(TABLE_AT);
+        for member in &self.members {
+            out.bytes(member.uuid.as_bytes()).u8(member.active.into()).bytes(&[0; 7]).u64(member.epoch).u64(0);
+        }
+        out.pad_to(CRC_AT);
+        let crc = crc32c(&out.0);
+        out.u32(crc);
+        let mut bytes = [0; SLOT_BYTES];
+        bytes.copy_from_slice(&out.0);
+        bytes
+    }
+
+    pub fn parse(bytes: &[u8]) -> Result<Self, SuperblockError> {
+        let mut input = Reader::new(bytes);
+        if input.array::<8>()? != MAGIC {
+            return Err(SuperblockError::NoMagic);
+        }
+        let (major, minor) = (input.u16()?, input.u16()?);
+        if major != FORMAT_MAJOR {
+            return Err(SuperblockError::Version { major, minor });
+        }
+        let stored = Reader::new(bytes.get(CRC_AT..).ok_or(CutShort)?).u32()?;
+        if crc32c(&bytes[..CRC_AT]) != stored {
+            return Err(SuperblockError::Crc);
+        }
+        let block = Self::read_fields(&mut input)?;
+        block.check()?;
+        Ok(block)
+    }
+
+    fn read_fields(input: &mut Reader<'_>) -> Result<Self, SuperblockError> {
+        let flags = input.u32()?;
+        let (pool, member) = (Uuid::from_bytes(input.array()?), Uuid::from_bytes(input.array()?));
+        let (index, data_shards, parity_shards, code) = (input.u8()?, input.u8()?, input.u8()?, input.u8()?);
+        let (segment_bytes, shard_bytes_max, segments) = (input.u32()?, input.u32()?, input.u32()?);
+        let (member_bytes, data_start) = (input.u64()?, input.u64()?);
+        let (epoch, generation, mounts, mount_id) = (input.u64()?, input.u64()?, input.u64()?, input.u128()?);
+        let root = StripeLocation::read(input)?;
+        let sequence = Sequence { number: input.u64()?, nonce: input.u64()? };
+        let (payload_bytes, payload_crc) = (input.u32()?, input.u32()?);
+        let checkpoint =
+            (payload_bytes > 0).then_some(CheckpointPointer { root, sequence, payload_bytes, payload_crc });
+        input.bytes(TABLE_AT - 160)?;
+        if code != CODE_CAUCHY_11D_1 {
+            return Err(SuperblockError::Field { field: "code", value: code.into() });
+        }
+        if data_start != SUPERBLOCK_AREA_BYTES {
+            return Err(SuperblockError::Field { field: "data_start", value: data_start });
+        }
+        let layout = Layout { data_shards, parity_shards, segment_bytes, shard_bytes_max };
+        layout.check()?;
+        let mut members = Vec::with_capacity(MEMBERS_MAX);
+        for _ in 0..layout.members() {
+            let (uuid, active) = (Uuid::from_bytes(input.array()?), input.u8()?);
+            input.bytes(7)?;
+            let epoch = input.u64()?;
+            input.bytes(8)?;
+            members.push(MemberEntry { uuid, active: active != 0, epoch });
+        }
+        let (clean, formatting) = (flags & FLAG_CLEAN != 0, flags & FLAG_FORMATTING != 0);
+        Ok(Self {
+            clean,
+            formatting,
+            pool,
+            member,
+            index,
+            layout,
+            segments,
+            member_bytes,
+            epoch,
+            generation,
+            mounts,
+            mount_id,
+            checkpoint,
+            members,
+        })
+    }
+
+    /// The fields against one another.
+    fn check(&self) -> Result<(), SuperblockError> {
+        let fail = |field, value| Err(SuperblockError::Field { field, value });
+        let Some(own) = self.members.get(usize::from(self.index)) else {
+            return fail("index", self.index.into());
+        };
+        if own.uuid != self.member {
+            return fail("member_uuid", self.index.into());
+        }
+        let mut uuids: Vec<Uuid> = self.members.iter().map(|member| member.uuid).collect();
+        uuids.sort_unstable();
+        uuids.dedup();
+        if uuids.len() != self.members.len() {
+            return fail("member_table", self.members.len() as u64);
+        }
+        if u64::from(self.segments) < SEGMENTS_MIN {
+            return fail("segments", self.segments.into());
+        }
+        let end = self.segment_offset(0).checked_add(u64::from(self.segments) * u64::from(self.layout.segment_bytes));
+        if end.is_none_or(|end| end > self.member_bytes) {
+            return fail("member_bytes", self.member_bytes);
+        }
+        if self.epoch == 0 || self.members.iter().any(|member| member.epoch > self.epoch) {
+            return fail("epoch", self.epoch);
+        }
+        // Half of the range is enough for ever, and sums then can't overflow.
+        if self.generation > u64::MAX / 2 || self.mounts >= 1 << 27 {
+            return fail("generation", self.generation);
+        }
+        match &self.checkpoint {
+            Some(pointer) if !pointer.root.fits(&self.layout, self.segments, pointer.payload_bytes) => {
+                fail("checkpoint", pointer.root.segment.into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
