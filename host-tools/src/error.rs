@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use nvmf_target::wire::Status;
 
+use crate::compare::service::ControlError;
+use crate::compare::{SetupError, StageError};
+use crate::corpus::CorpusError;
 use crate::cpu::CpuError;
 use crate::exit;
 use crate::initiator::ConnectionError;
@@ -90,6 +93,18 @@ pub enum ToolError {
     /// The kernel's CPU counters can't be read.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// There is no data to work on.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    /// A stage failed on the host.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// The service's management socket gave no answer.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The namespaces don't fit what is to be compared.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
     /// The system refused something else.
     #[error("{what}: {source}")]
     System {
@@ -111,8 +126,15 @@ impl ToolError {
             | Self::BeyondEnd { .. }
             | Self::BadSize { .. }
             | Self::EmptyRange
+            | Self::Setup(_)
             | Self::DeallocateUnspecified { .. } => exit::USAGE,
-            Self::Journal(_) | Self::File { .. } | Self::Cpu(_) | Self::System { .. } => exit::LOCAL,
+            Self::Journal(_)
+            | Self::File { .. }
+            | Self::Cpu(_)
+            | Self::Corpus(_)
+            | Self::Stage(_)
+            | Self::Control(_)
+            | Self::System { .. } => exit::LOCAL,
         }
     }
 }

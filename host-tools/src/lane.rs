@@ -74,6 +74,8 @@ pub trait CommandQueue {
     fn capacity(&self) -> usize;
     /// Gives a command to the queue; it need not have been sent when this returns.
     fn submit(&mut self, slot: usize, command: IoCommand) -> Result<(), ToolError>;
+    /// Sends what is waiting as far as that goes without waiting.
+    fn send(&mut self) -> Result<(), ToolError>;
     /// Sends what is waiting, and waits until a command completes.
     fn wait(&mut self) -> Result<Completion, ToolError>;
 }
@@ -123,6 +125,11 @@ pub(crate) mod fake {
         ConnectionError::Ended { reason: CloseReason::PeerClosed, in_flight: 0 }.into()
     }
 
+    /// Where a block lies in [`Disk::blocks`]: namespaces are kept apart.
+    fn key(range: Range, lba: u64) -> u64 {
+        u64::from(range.nsid) << 48 | lba
+    }
+
     /// The blocks, shared by several queues.
     #[derive(Debug, Clone, Default)]
     pub(crate) struct Disk {
@@ -141,14 +148,16 @@ pub(crate) mod fake {
         pub block_bytes: usize,
         pub depth: usize,
         ready: VecDeque<Completion>,
+        turn: usize,
     }
 
     impl Disk {
         pub(crate) fn queue(&self, block_bytes: usize) -> Queue {
-            Queue { disk: self.clone(), block_bytes, depth: 8, ready: VecDeque::new() }
+            Queue { disk: self.clone(), block_bytes, depth: 8, ready: VecDeque::new(), turn: 0 }
         }
+        /// Sets a block of namespace 1.
         pub(crate) fn set(&self, lba: u64, block: Vec<u8>) {
-            self.blocks.lock().unwrap().insert(lba, block);
+            self.blocks.lock().unwrap().insert(1 << 48 | lba, block);
         }
     }
 
@@ -162,7 +171,7 @@ pub(crate) mod fake {
             match command {
                 IoCommand::Read { range, mut buffer } => {
                     for (out, lba) in buffer.chunks_mut(self.block_bytes).zip(range.slba..) {
-                        match blocks.get(&lba) {
+                        match blocks.get(&key(range, lba)) {
                             Some(block) => out.copy_from_slice(block),
                             None => out.fill(0),
                         }
@@ -176,14 +185,14 @@ pub(crate) mod fake {
                     let lose = self.disk.lose.lock().unwrap();
                     for (block, lba) in buffer.chunks(self.block_bytes).zip(range.slba..) {
                         if !lose.contains(&lba) {
-                            blocks.insert(lba, block.to_vec());
+                            blocks.insert(key(range, lba), block.to_vec());
                         }
                     }
                     (Status::SUCCESS, Some(buffer))
                 }
                 IoCommand::WriteZeroes { range } | IoCommand::Deallocate { range } => {
                     (range.slba..range.slba + u64::from(range.lba_count)).for_each(|lba| {
-                        blocks.remove(&lba);
+                        blocks.remove(&key(range, lba));
                     });
                     (Status::SUCCESS, None)
                 }
@@ -204,9 +213,14 @@ pub(crate) mod fake {
             self.ready.push_back(Completion { slot, status, buffer, latency: Duration::from_micros(5) });
             Ok(())
         }
+        fn send(&mut self) -> Result<(), ToolError> {
+            Ok(())
+        }
         fn wait(&mut self) -> Result<Completion, ToolError> {
-            // Last in, first out: completions come in another order than commands went.
-            self.ready.pop_back().ok_or_else(broken)
+            // Completions come in another order than commands went, the same in every run.
+            self.turn = self.turn.wrapping_mul(5).wrapping_add(3);
+            let pick = self.turn % self.ready.len().max(1);
+            self.ready.remove(pick).ok_or_else(broken)
         }
     }
 }

@@ -2,7 +2,9 @@
 //! work on the host (`offload-bench`). It knows the protocol's initiator machine and the stage engines that it measures,
 //! nothing else of the service.
 
+pub mod bench;
 pub mod cli;
+pub mod compare;
 pub mod copy;
 pub mod corpus;
 pub mod cpu;

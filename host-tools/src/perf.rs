@@ -382,7 +382,7 @@ mod tests {
         let writes = PerfPlan { read_percent: 0, ..plan(Limit::Count(2000)) };
         run(&writes, &mut queues, &StopFlag::default(), &ProgressBar::hidden());
         let blocks = disk.blocks.lock().unwrap();
-        assert_eq!(blocks.keys().min(), Some(&16));
-        assert_eq!(blocks.keys().max(), Some(&(16 + 800 - 1)));
+        assert_eq!(blocks.keys().min(), Some(&(1 << 48 | 16)));
+        assert_eq!(blocks.keys().max(), Some(&(1 << 48 | (16 + 800 - 1))));
     }
 }

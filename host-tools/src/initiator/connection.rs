@@ -94,6 +94,11 @@ impl Connection {
         }
     }
 
+    /// Sends what is waiting as far as the socket takes it now.
+    pub fn push(&mut self) -> Result<(), ConnectionError> {
+        self.send().map(drop)
+    }
+
     /// PDU bytes so far.
     pub fn wire(&self) -> WireBytes {
         self.wire

@@ -59,6 +59,10 @@ impl CommandQueue for IoQueue {
         Ok(())
     }
 
+    fn send(&mut self) -> Result<(), ToolError> {
+        Ok(self.connection.push()?)
+    }
+
     fn wait(&mut self) -> Result<Completion, ToolError> {
         let done = self.connection.wait()?;
         let slot = usize::try_from(done.context).unwrap_or(usize::MAX);
