@@ -67,7 +67,8 @@ fn main() {
     println!("{:<48} {:>8} {:>8}  GB/s of CPU time, {rounds} rounds", "", "median", "best");
     for contender in &mut contenders {
         contender.rounds.sort_by(f64::total_cmp);
-        let (median, best) = (contender.rounds[contender.rounds.len() / 2], contender.rounds[contender.rounds.len() - 1]);
+        let (median, best) =
+            (contender.rounds[contender.rounds.len() / 2], contender.rounds[contender.rounds.len() - 1]);
         println!("{:<48} {median:>8.2} {best:>8.2}", contender.name);
     }
 }
@@ -94,7 +95,8 @@ fn add_ciphers<'a>(contenders: &mut Vec<Contender<'a>>, plain: &'a [u8]) {
                 let name = format!("aes-{}-xts {what} {} {size}", key_bytes * 4, engine.name());
                 contenders.push(Contender::new(name, size, move || {
                     for (index, unit) in black_box(&mut buffer).chunks_exact_mut(4096).enumerate() {
-                        let done = if decrypt { key.decrypt(index as u128, unit) } else { key.encrypt(index as u128, unit) };
+                        let done =
+                            if decrypt { key.decrypt(index as u128, unit) } else { key.encrypt(index as u128, unit) };
                         done.expect("a whole data unit");
                     }
                 }));

@@ -117,6 +117,8 @@ pub struct Compressor {
     zstd: Option<(u8, zstd::bulk::Compressor<'static>)>,
     sample: choose::Sampler,
     trial: Vec<u8>,
+    #[cfg(test)]
+    broken: bool,
 }
 
 /// What a compressor did.
@@ -140,10 +142,22 @@ impl Compressor {
             Compression::Zstd { level } => self.pack_zstd_unless_random(level, plain, out)?,
             Compression::Auto => self.pack_auto(plain, out)?,
         };
+        #[cfg(test)]
+        if self.broken
+            && let Some(packed) = packed
+        {
+            out[packed.len_bytes / 2] ^= 0x10;
+        }
         Ok(packed.unwrap_or_else(|| {
             out.copy_from_slice(plain);
             Packed { codec: Codec::Raw, len_bytes: plain.len() }
         }))
+    }
+
+    /// From now on, what is packed is wrong by a bit: for the tests of what catches that.
+    #[cfg(test)]
+    pub(super) fn break_it(&mut self) {
+        self.broken = true;
     }
 
     /// Random bytes cost zstd's higher levels their full time for nothing: a sample, then LZ4's quick pass, rule them out.

@@ -37,6 +37,20 @@ pub struct Explanation {
     pub primitives: Vec<Primitive>,
 }
 
+/// For people: one line per engine, the chosen one marked.
+impl std::fmt::Display for Explanation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for primitive in &self.primitives {
+            writeln!(f, "{}: {} ({})", primitive.name, primitive.chosen, primitive.why)?;
+            for engine in &primitive.engines {
+                let mark = if engine.name == primitive.chosen { '*' } else { ' ' };
+                writeln!(f, "  {mark} {:<22} {:>7.2} GB/s", engine.name, engine.gigabytes_per_second)?;
+            }
+        }
+        write!(f, "measured on {} KiB at start-up, one thread", self.calibration_bytes >> 10)
+    }
+}
+
 /// One primitive and its engines.
 #[derive(Clone, Debug, Serialize)]
 pub struct Primitive {
@@ -208,6 +222,8 @@ mod tests {
             assert!(primitive.engines.iter().any(|engine| engine.name == primitive.chosen), "{primitive:?}");
             assert!(primitive.engines.iter().all(|engine| engine.gigabytes_per_second > 0.0), "{primitive:?}");
         }
+        let text = explanation.to_string();
+        assert_eq!(text.matches("  * ").count(), 4, "{text}");
         let json = serde_json::to_value(explanation).unwrap();
         assert_eq!(json["primitives"][0]["name"], "crc32c");
     }

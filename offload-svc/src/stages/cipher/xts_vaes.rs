@@ -239,7 +239,8 @@ unsafe fn sixteen_blocks<const DECRYPT: bool>(keys: &[__m256i], step: &mut [u8],
         }
     }
     for (lane, (state, tweak)) in states.iter().zip(tweaks).enumerate() {
-        let state = if DECRYPT { _mm256_aesdeclast_epi128(*state, *last) } else { _mm256_aesenclast_epi128(*state, *last) };
+        let state =
+            if DECRYPT { _mm256_aesdeclast_epi128(*state, *last) } else { _mm256_aesenclast_epi128(*state, *last) };
         // SAFETY: as the load above; the store is an unaligned one.
         unsafe { _mm256_storeu_si256(start.add(lane), _mm256_xor_si256(state, *tweak)) };
     }

@@ -157,6 +157,25 @@ fn the_cache_of_subkeys_is_bounded() {
     assert!(opening.len() <= 1024);
 }
 
+/// In a process of its own: the switches are for good.
+#[test]
+fn a_protected_process_is_not_dumpable() {
+    const CHILD: &str = "SLUICE_TEST_PROTECTED_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        protect_process().unwrap();
+        assert!(!nix::sys::prctl::get_dumpable().unwrap());
+        let limits = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_CORE).unwrap();
+        assert_eq!(limits, (0, 0));
+        return;
+    }
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let name = format!("{module}::a_protected_process_is_not_dumpable");
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", &name]).env(CHILD, "1").output().unwrap();
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "the child found no such test");
+}
+
 fn file(path: std::path::PathBuf, create: bool) -> KekSource {
     KekSource::File { path, create }
 }

@@ -79,12 +79,17 @@ pub enum OpenError {
 }
 
 /// A thread's contexts for sealing and opening: compressors, open subkeys and scratch memory, all reused.
+///
+/// What a compressor packed is unpacked and compared before it is sealed, and stored raw where it differs: a fault of the
+/// compressor, or of the CPU beneath it, costs space and not data. [`RecordCodec::verify_packing`] turns that off.
 pub struct RecordCodec {
     engines: Engines,
     keyring: Arc<Keyring>,
     opening: OpeningKeys,
     compressor: Compressor,
     decompressor: Decompressor,
+    verify_packing: bool,
+    packing_faults: u64,
     /// Where payloads are deciphered. Wiped on drop; between records it holds the last one's.
     scratch: Vec<u8>,
 }
@@ -103,8 +108,20 @@ impl RecordCodec {
             opening: OpeningKeys::default(),
             compressor: Compressor::default(),
             decompressor: Decompressor::default(),
+            verify_packing: true,
+            packing_faults: 0,
             scratch: vec![0; MAX_RECORD_BYTES - HEADER_BYTES],
         }
+    }
+
+    /// Whether packed data is unpacked and compared before it is sealed; it is unless turned off here.
+    pub fn verify_packing(&mut self, verify: bool) {
+        self.verify_packing = verify;
+    }
+
+    /// How often packed data did not unpack to what went in. Anything but zero wants a look at the hardware.
+    pub fn packing_faults(&self) -> u64 {
+        self.packing_faults
     }
 
     /// Seals `plain` into the front of `out` and gives the record's header; [`Header::record_bytes`] is its length. `out` has
@@ -120,7 +137,8 @@ impl RecordCodec {
         let (head, body) = out
             .split_first_chunk_mut::<HEADER_BYTES>()
             .ok_or(SealError::OutputTooShort { given_bytes: 0, needed_bytes: HEADER_BYTES })?;
-        let packed = self.fill(sealing, plain, body)?;
+        let nonce = key.take_nonce()?;
+        let packed = self.fill(sealing, plain, body).inspect_err(|_| body.zeroize())?;
         let payload_bytes =
             header::payload_bytes(sealing.kind, key.cipher(), sealing.birth.block_count, packed.len_bytes);
         let mut header = Header {
@@ -133,7 +151,7 @@ impl RecordCodec {
             packed_bytes: packed.len_bytes as u32,
             payload_bytes: payload_bytes as u32,
             salt: key.salt(),
-            nonce: key.take_nonce()?,
+            nonce,
             tag: [0; TAG_BYTES],
             crc: 0,
         };
@@ -157,7 +175,21 @@ impl RecordCodec {
             let crc = known.unwrap_or_else(|| self.engines.crc.checksum(block));
             slot.copy_from_slice(&crc.to_le_bytes());
         }
-        Ok(self.compressor.pack(sealing.compression, plain, packed)?)
+        self.pack(sealing.compression, plain, packed)
+    }
+
+    fn pack(&mut self, policy: Compression, plain: &[u8], out: &mut [u8]) -> Result<Packed, SealError> {
+        let packed = self.compressor.pack(policy, plain, out)?;
+        if packed.codec == Codec::Raw || !self.verify_packing {
+            return Ok(packed);
+        }
+        let again = &mut self.scratch[..plain.len()];
+        let unpacked = self.decompressor.unpack(packed.codec, &out[..packed.len_bytes], again);
+        if unpacked.is_ok() && again == plain {
+            return Ok(packed);
+        }
+        self.packing_faults += 1;
+        Ok(self.compressor.pack(Compression::None, plain, out)?)
     }
 
     /// Opens `record`, which must be of `kind` and `birth`, into the front of `out`; gives its header. `record` may go on past
@@ -294,6 +326,13 @@ fn check_blocks(engines: &Engines, table: &[u8], plain: &[u8], block_bytes: usiz
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+
+    impl RecordCodec {
+        /// Makes the compressor give wrong bytes.
+        pub fn break_compressor(&mut self) {
+            self.compressor.break_it();
+        }
+    }
 
     /// Changes the plaintext of a sealed payload and seals it again under the same key: a valid record of bad content.
     pub fn tamper_inside(header: &mut Header, key: &SealingKey, record: &mut [u8], change: impl FnOnce(&mut [u8])) {

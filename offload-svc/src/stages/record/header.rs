@@ -103,6 +103,10 @@ pub struct Owner {
 /// | 92..108 | GCM tag over bytes 0..92 and the payload; zeroes under XTS | |
 /// | 108..112 | CRC32C of bytes 0..108 and the payload | damage is found without a key, and under XTS at all |
 ///
+/// Encryption: the subkey is the lineage key's for this salt (HKDF, see `stages/keys/subkey.rs`). GCM's nonce is four zero bytes
+/// and the nonce counter, big-endian. XTS takes the payload in data units of 4 KiB, the last one shorter (ciphertext
+/// stealing), numbered `nonce counter * 256 + index`.
+///
 /// The payload, before encryption: a table of the CRC32C of each plaintext block (4 bytes each, little-endian), the packed
 /// data, and under XTS zeroes up to the shortest data unit. The plaintext's length is not stored: it is
 /// `block_count << block_shift`.
@@ -136,7 +140,7 @@ pub enum HeaderError {
     UnknownCodec(u8),
     #[error("cipher {0} is unknown")]
     UnknownCipher(u8),
-    #[error("reserved header byte is not zero")]
+    #[error("reserved header bytes are not zero")]
     Reserved,
     #[error("block shift {0} is out of range")]
     BlockShift(u8),
@@ -286,6 +290,9 @@ impl Header {
 
     fn check(&self) -> Result<(), HeaderError> {
         self.birth.check(self.kind)?;
+        if !self.cipher.is_authenticated() && self.tag != [0; TAG_BYTES] {
+            return Err(HeaderError::Reserved);
+        }
         let plain_bytes = if self.kind.has_payload() { self.birth.plain_bytes().unwrap_or_default() } else { 0 };
         let packed_bytes = self.packed_bytes as usize;
         let fits = match self.codec {

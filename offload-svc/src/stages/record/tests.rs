@@ -127,10 +127,8 @@ fn golden_records() {
     let mut codec = codec();
     let mut pinned = Vec::new();
     for cipher in Cipher::ALL {
-        let mut key = sealing_key(cipher, 0x42);
-        for compression in [Compression::None, Compression::Lz4, Compression::Zstd { level: 1 }] {
-            pinned.push(crc::crc32c(&seal(&mut codec, &mut key, compression, &plain(8192), 12)));
-        }
+        let record = seal(&mut codec, &mut sealing_key(cipher, 0x42), Compression::None, &plain(8192), 12);
+        pinned.push(crc::crc32c(&record));
     }
     let mut key = sealing_key(Cipher::Aes256Gcm, 0x42);
     let mut marker = [0u8; HEADER_BYTES + 16];
@@ -148,9 +146,59 @@ fn golden_records() {
     assert_eq!(pinned, GOLDEN, "{pinned:#x?}");
 }
 
-const GOLDEN: [u32; 13] = [
-    0x42bed700, 0x7cb0911a, 0xf80277ee, 0x09d5b849, 0x18953245, 0xc54152fe, 0x7af3fd24, 0x46a6acbc, 0x1587959d, 0x832366f5,
-    0x33446330, 0xd7b739cc, 0x48674bc7,
+const GOLDEN: [u32; 5] = [0x42bed700, 0x09d5b849, 0x7af3fd24, 0x832366f5, 0x48674bc7];
+
+/// Compressed records of version 1 open for ever, though a later library may pack the same data otherwise.
+#[test]
+fn golden_compressed_records_open() {
+    let mut codec = codec();
+    let text = golden_text();
+    for (cipher, golden_codec, hex) in GOLDEN_COMPRESSED {
+        let digits: String = hex.split_whitespace().collect();
+        let record: Vec<u8> =
+            (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect();
+        assert_eq!(Header::parse(&record).unwrap().codec, golden_codec);
+        assert_eq!(open(&mut codec, &record, &birth(cipher, 2, 9)).unwrap(), text);
+    }
+}
+
+fn golden_text() -> Vec<u8> {
+    b"stripe, shard, segment, member, map; ".iter().copied().cycle().take(1024).collect()
+}
+
+const GOLDEN_COMPRESSED: [(Cipher, Codec, &str); 4] = [
+    (
+        Cipher::Aes256Gcm,
+        Codec::Lz4,
+        "53524543010101010100000005000900ffeeddccbbaa9988776655443322110009000000330000007856341200000000 \
+         02000000000000004d000000000000004242424242424242424242424242424200000000000000003b0000005843a6ae \
+         fe93f07a99455c7203a06dc899f657b61f99169b5701a9d733fa70f950b204c89bf97cba0d8e966960980f6841313d7f \
+         790dcd61c355a1b268347eb2798cd81172465be599149808be5ddf",
+    ),
+    (
+        Cipher::Aes128Gcm,
+        Codec::Zstd,
+        "53524543010102020200000005000900ffeeddccbbaa9988776655443322110009000000380000007856341200000000 \
+         02000000000000004d00000000000000424242424242424242424242424242420000000000000000400000009280c701 \
+         8b3d777cec5fe6acd4cce56105e06be6884092af7d8fbcc723be1d8ff9f1e7b581e54605738ef69872eeca3a0a57fd0f \
+         8a3e74ca5e636eafb06e8c434db2d7009b29408a9ab49183dedc0ac1183669fc",
+    ),
+    (
+        Cipher::Aes128Xts,
+        Codec::Lz4,
+        "53524543010101030300000005000900ffeeddccbbaa9988776655443322110009000000330000007856341200000000 \
+         02000000000000004d000000000000004242424242424242424242424242424200000000000000003b00000000000000 \
+         0000000000000000000000008ac9db1d86544ac75de1c5b502aee322b4752a2fba2d0b7dcdce62ec55ccc8efe17b5853 \
+         fc89226d280a533e5458546e032d9f8656ebb31eb3a6382d7f01bd",
+    ),
+    (
+        Cipher::Aes256Xts,
+        Codec::Zstd,
+        "53524543010102040400000005000900ffeeddccbbaa9988776655443322110009000000380000007856341200000000 \
+         02000000000000004d000000000000004242424242424242424242424242424200000000000000004000000000000000 \
+         00000000000000000000000041a843080f0508e0cfd836d9fbdb76348e2f319eaeb7ac8e215990ce12bde99f8b3b2821 \
+         7ee5e4eae9152f88677f0d0beaa6f445e90dc21145aedc226ab36cc577f42155",
+    ),
 ];
 
 /// What was sealed with one set of engines opens with any other, and the bytes are the same.
@@ -213,7 +261,7 @@ fn h104_a_forged_checksum_does_not_help() {
                 Err(OpenError::BadTag | OpenError::Header(_) | OpenError::OtherBirth { .. }) => {}
                 Err(OpenError::NoSubkey(_) | OpenError::OtherKind { .. }) => {}
                 Err(OpenError::BlockCrc { .. } | OpenError::Decompress(_)) if !cipher.is_authenticated() => {}
-                // The owner and the unused tag of an XTS record are covered by nothing but the checksum.
+                // Under XTS, the owner, salt and nonce are covered by nothing but the checksum.
                 Ok(opened) if !cipher.is_authenticated() => assert!(opened == plain, "{cipher}: bit {bit}"),
                 other => panic!("{cipher}: bit {bit}: {other:?}"),
             }
@@ -283,6 +331,7 @@ fn an_authenticated_record_cannot_pose_as_an_unauthenticated_one() {
     codec.seal(&trim, &[], &mut sealing_key(gcm, 1), &mut marker).unwrap();
     marker[7] = xts.id();
     marker[48] = 0xFF;
+    marker[92..108].fill(0);
     remake_crc(&mut marker[..HEADER_BYTES]);
     let refused = codec.open_any(&marker, &mut []).unwrap_err();
     assert!(
@@ -347,6 +396,31 @@ fn block_checksums_from_the_host_are_kept_and_checked() {
     assert!(matches!(open(&mut codec, &out, &birth), Err(OpenError::BlockCrc { block: 1 })));
     let refused = codec.seal(&with(&crcs[..2]), &plain, &mut key, &mut out);
     assert!(matches!(refused, Err(SealError::CrcCount { given: 2, expected: 3 })));
+}
+
+/// H123: a compressor that errs is found before the write is acknowledged, and the data is stored raw.
+#[test]
+fn h123_a_faulty_compressor_costs_space_and_not_data() {
+    let mut codec = codec();
+    let cipher = Cipher::Aes256Gcm;
+    let text = b"what the compressor makes of this is wrong by a bit. ".repeat(100)[..4096].to_vec();
+    for compression in COMPRESSIONS {
+        let sound = seal(&mut codec, &mut sealing_key(cipher, 1), compression, &text, 12);
+        assert_eq!(codec.packing_faults(), 0);
+        assert_eq!(sound.len() < 4096, compression != Compression::None);
+    }
+    codec.break_compressor();
+    for (faults, compression) in COMPRESSIONS[1..].iter().enumerate() {
+        let record = seal(&mut codec, &mut sealing_key(cipher, 1), *compression, &text, 12);
+        assert_eq!(Header::parse(&record).unwrap().codec, Codec::Raw);
+        assert_eq!(codec.packing_faults(), 1 + faults as u64);
+        assert_eq!(open(&mut codec, &record, &birth(cipher, 1, 12)).unwrap(), text);
+    }
+    // Not verified, it is still found by the reader.
+    codec.verify_packing(false);
+    let record = seal(&mut codec, &mut sealing_key(cipher, 1), Compression::Lz4, &text, 12);
+    let refused = open(&mut codec, &record, &birth(cipher, 1, 12));
+    assert!(matches!(refused, Err(OpenError::BlockCrc { .. } | OpenError::Decompress(_))), "{refused:?}");
 }
 
 #[test]
