@@ -4,6 +4,8 @@
 
 pub mod backend;
 pub mod buffer;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz_entry;
 pub mod proto;
 #[cfg(feature = "target")]
 pub mod target;

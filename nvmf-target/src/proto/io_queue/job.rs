@@ -2,10 +2,8 @@
 //!
 //! Invariant: a job holds at most its own buffer, and none while it waits for one.
 
-use std::sync::Arc;
-
-use super::request::{Data, Request};
-use crate::backend::{Backend, Outcome};
+use super::request::{Data, Request, Targets};
+use crate::backend::Outcome;
 use crate::buffer::IoBuf;
 use crate::proto::tcp::Slot;
 use crate::wire::{CommandId, NamespaceId, Status};
@@ -43,7 +41,7 @@ pub(super) struct Job {
     /// The other half of a fused pair.
     pub(super) partner: Option<Slot>,
     /// Who is still to be asked: one, or all namespaces for a Flush.
-    pub(super) backends: Vec<Arc<dyn Backend>>,
+    pub(super) targets: Targets,
     /// Requests at back ends.
     pub(super) unanswered: usize,
     /// The worst answer so far.

@@ -236,7 +236,7 @@ impl IoQueuePair {
             buffer,
             reserved,
             partner: None,
-            backends: checked.backends,
+            targets: checked.targets,
             unanswered: 0,
             outcome: Outcome::Success,
         })

@@ -64,12 +64,43 @@ pub(super) enum Data {
     FromHost(u32),
 }
 
+/// Who is to be asked. Nearly always one, which costs no allocation.
+#[derive(Clone)]
+pub(super) enum Targets {
+    None,
+    One(Arc<dyn Backend>),
+    /// Flush of all namespaces.
+    Many(Vec<Arc<dyn Backend>>),
+}
+
+impl Targets {
+    /// The next one.
+    pub(super) fn pop(&mut self) -> Option<Arc<dyn Backend>> {
+        match self {
+            Self::None => None,
+            Self::Many(backends) => backends.pop(),
+            Self::One(_) => match std::mem::replace(self, Self::None) {
+                Self::One(backend) => Some(backend),
+                _ => None,
+            },
+        }
+    }
+
+    /// Nobody is left to be asked.
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::One(_) => false,
+            Self::Many(backends) => backends.is_empty(),
+        }
+    }
+}
+
 /// A command that may be done.
 pub(super) struct Checked {
     pub(super) request: Request,
     pub(super) data: Data,
-    /// One, or for a Flush of all namespaces any number.
-    pub(super) backends: Vec<Arc<dyn Backend>>,
+    pub(super) targets: Targets,
     pub(super) block_bytes: u32,
 }
 
@@ -105,12 +136,12 @@ fn find_writable<'a>(sqe: &Sqe, namespaces: &'a NamespaceTable) -> Result<&'a Na
 
 fn check_flush(sqe: &Sqe, capsule_bytes: u32, namespaces: &NamespaceTable) -> Result<Checked, Rejection> {
     check_without_data(capsule_bytes)?;
-    let backends = if sqe.namespace_id() == NamespaceId::ALL {
-        namespaces.iter().map(|n| Arc::clone(&n.backend)).collect()
+    let targets = if sqe.namespace_id() == NamespaceId::ALL {
+        Targets::Many(namespaces.iter().map(|n| Arc::clone(&n.backend)).collect())
     } else {
-        vec![Arc::clone(&find(sqe, namespaces)?.backend)]
+        Targets::One(Arc::clone(&find(sqe, namespaces)?.backend))
     };
-    Ok(Checked { request: Request::Flush, data: Data::None, backends, block_bytes: 0 })
+    Ok(Checked { request: Request::Flush, data: Data::None, targets, block_bytes: 0 })
 }
 
 fn check_transfer(
@@ -142,8 +173,8 @@ fn check_transfer(
             (request, Data::FromHost(len_bytes))
         }
     };
-    let backends = vec![Arc::clone(&namespace.backend)];
-    Ok(Checked { request, data, backends, block_bytes: geometry.block_bytes })
+    let targets = Targets::One(Arc::clone(&namespace.backend));
+    Ok(Checked { request, data, targets, block_bytes: geometry.block_bytes })
 }
 
 fn check_range_only(
@@ -170,8 +201,8 @@ fn check_range_only(
     } else {
         Request::WriteZeroes { range, deallocate: cdw12 & 1 << 25 != 0, fua: cdw12 & 1 << 30 != 0 }
     };
-    let backends = vec![Arc::clone(&namespace.backend)];
-    Ok(Checked { request, data: Data::None, backends, block_bytes: geometry.block_bytes })
+    let targets = Targets::One(Arc::clone(&namespace.backend));
+    Ok(Checked { request, data: Data::None, targets, block_bytes: geometry.block_bytes })
 }
 
 fn check_dataset_management(sqe: &Sqe, capsule_bytes: u32, namespaces: &NamespaceTable) -> Result<Checked, Rejection> {
@@ -184,7 +215,7 @@ fn check_dataset_management(sqe: &Sqe, capsule_bytes: u32, namespaces: &Namespac
     Ok(Checked {
         request: Request::DatasetManagement { range_count, deallocate },
         data: Data::FromHost(len_bytes),
-        backends: vec![Arc::clone(&namespace.backend)],
+        targets: Targets::One(Arc::clone(&namespace.backend)),
         block_bytes: 0,
     })
 }

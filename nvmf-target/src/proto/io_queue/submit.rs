@@ -81,7 +81,7 @@ impl IoQueuePair {
         });
         let job = self.jobs.get_mut(usize::from(slot.0)).and_then(Option::as_mut).ok_or(Status::INTERNAL_ERROR)?;
         job.stage = Stage::Submitted;
-        let Some(backend) = job.backends.pop() else { return Ok(None) };
+        let Some(backend) = job.targets.pop() else { return Ok(None) };
         let operation = match written {
             Some(written) => fused_operation(job, written)?,
             None => match operation(job, &backend)? {
@@ -91,7 +91,7 @@ impl IoQueuePair {
         };
         job.unanswered += 1;
         let token = token_of(slot, job.generation);
-        if !job.backends.is_empty() {
+        if !job.targets.is_empty() {
             self.ready.push_front(slot);
         }
         Ok(Some(Command { token, backend, operation }))
@@ -109,7 +109,7 @@ impl IoQueuePair {
         if job.outcome == Outcome::Success {
             job.outcome = reply.outcome;
         }
-        let is_last = job.unanswered == 0 && job.backends.is_empty();
+        let is_last = job.unanswered == 0 && job.targets.is_empty();
         self.queue.sub_in_flight();
         if self.tcp.is_closing() {
             return self.drop_answered(slot);

@@ -1,0 +1,53 @@
+//! Entry functions of the fuzz targets: any bytes in, no panic and no broken invariant out.
+//!
+//! `fuzz/` runs them under libFuzzer where a nightly compiler is there, the example `fuzz_smoke` on seeded inputs
+//! anywhere. Each takes one input, builds all that it needs, and leaves nothing behind.
+
+mod framing;
+mod host;
+mod queue;
+
+pub use framing::framing;
+pub use host::host;
+pub use queue::queue;
+
+/// Takes an input apart; past its end everything is zero.
+pub(crate) struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn byte(&mut self) -> u8 {
+        match self.0.split_first() {
+            Some((byte, rest)) => {
+                self.0 = rest;
+                *byte
+            }
+            None => 0,
+        }
+    }
+
+    pub(crate) fn u16(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
+    pub(crate) fn u32(&mut self) -> u32 {
+        u32::from(self.u16()) | u32::from(self.u16()) << 16
+    }
+
+    pub(crate) fn take(&mut self, len_bytes: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(len_bytes.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+}
