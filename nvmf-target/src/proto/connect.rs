@@ -110,7 +110,7 @@ fn check_identifiers(command: &ConnectCommand, data: &ConnectData) -> Result<(),
         0 => data.cntlid == CNTLID_DYNAMIC,
         _ => data.cntlid <= CNTLID_MAX,
     };
-    debug_assert!(CNTLID_STATIC_ANY > CNTLID_MAX, "static 'any' is refused like every id that can't exist");
+    const { assert!(CNTLID_STATIC_ANY > CNTLID_MAX, "static 'any' is refused like every id that can't exist") };
     if fits { Ok(()) } else { invalid(offset::CNTLID) }
 }
 

@@ -22,7 +22,7 @@ impl Random {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,11 +32,11 @@ impl Random {
 
     /// A number below `bound`, which isn't 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
+        (self.next_u64() % bound.max(1) as u64) as usize
     }
 
     /// Random bytes.
     pub fn bytes(&mut self, len_bytes: usize) -> Vec<u8> {
-        (0..len_bytes.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(len_bytes).collect()
+        (0..len_bytes.div_ceil(8)).flat_map(|_| self.next_u64().to_le_bytes()).take(len_bytes).collect()
     }
 }
