@@ -12,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 use super::error::{Problem, Reason};
 use super::load::{Sources, nearest};
 use super::machine::Machine;
-use super::names::{DISCOVERY_NQN, NameError};
+use super::names::NameError;
 use super::schema::{Config, Namespace, Subsystem};
 use super::values::{BackendSpec, BlockSize, ByteSize, MemberSpec};
 
@@ -212,7 +212,7 @@ impl Checker<'_> {
         for (index, subsystem) in subsystems.iter().enumerate() {
             let position = index.to_string();
             let nqn = ["subsystem", position.as_str(), "nqn"];
-            if subsystem.nqn.as_str() == DISCOVERY_NQN {
+            if subsystem.nqn.wire().is_discovery() {
                 self.report(&nqn, Reason::Name(NameError::Discovery));
             }
             if let Some(earlier) = first.insert(&subsystem.nqn, index) {

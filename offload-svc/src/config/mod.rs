@@ -13,6 +13,9 @@ pub mod plan;
 pub mod schema;
 pub mod values;
 
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 
 pub use error::{ConfigError, Problem, Reason};
@@ -46,7 +49,11 @@ pub fn load_checked(
     environment: impl IntoIterator<Item = (String, String)>,
     machine: &Machine,
 ) -> Result<Checked, ConfigError> {
-    let Loaded { config, sources } = load::load(file, environment)?;
+    checked(load::load(file, environment)?, machine)
+}
+
+fn checked(loaded: Loaded, machine: &Machine) -> Result<Checked, ConfigError> {
+    let Loaded { config, sources } = loaded;
     let mut problems = check::check(&config, &sources, machine);
     let reactors = reactor_count(&config, machine);
     let plan = MemoryPlan::of(&config, reactors, machine);

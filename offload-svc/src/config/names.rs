@@ -6,20 +6,17 @@
 use std::fmt;
 use std::str::FromStr;
 
+use nvmf_target::wire::nqn::{Nqn as WireNqn, NqnError};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
 use super::values::as_string;
 
-/// The longest NQN in bytes (NVMe Base 2.0 §4.7).
-pub const NQN_MAX_BYTES: usize = 223;
 /// The longest volume name in bytes.
 pub const VOLUME_NAME_MAX_BYTES: usize = 64;
 /// The longest serial number in bytes (Identify Controller, SN).
 pub const SERIAL_MAX_BYTES: usize = 20;
-/// The discovery subsystem's own name, which no other subsystem may take.
-pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 /// The rule that a name breaks.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -35,12 +32,9 @@ pub enum NameError {
         /// What is allowed.
         max_bytes: usize,
     },
-    /// An NQN without its date.
-    #[error("is not an NQN: it must begin with 'nqn.YYYY-MM.', such as nqn.2026-11.io.example:disk0")]
-    NqnDate,
-    /// An NQN without a domain or without the part after the colon.
-    #[error("is not an NQN: 'nqn.YYYY-MM.' must be followed by a reverse domain, a colon and a name of your own")]
-    NqnDomain,
+    /// A rule of NQNs.
+    #[error("is not an NQN such as nqn.2026-11.io.example:disk0: it {0}")]
+    Nqn(#[source] NqnError),
     /// A byte that is not allowed.
     #[error("holds {shown} at byte {offset}: {allowed}")]
     Character {
@@ -96,12 +90,6 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// An NVMe Qualified Name of a subsystem or a host (NVMe Base 2.0 §4.7).
-    Nqn,
-    check_nqn,
-    "an NQN such as nqn.2026-11.io.example:disk0"
-);
-name_type!(
     /// The name of a volume: letters, digits, '.', '_', '-', beginning with a letter or digit.
     VolumeName,
     check_volume_name,
@@ -114,25 +102,35 @@ name_type!(
     "a serial number"
 );
 
-/// Checks the rules of an NQN.
-///
-/// # Errors
-/// The first rule that `text` breaks.
-pub fn check_nqn(text: &str) -> Result<(), NameError> {
-    check_length(text, NQN_MAX_BYTES)?;
-    check_characters(text, "spaces and control characters are not allowed in an NQN", |c| {
-        !c.is_whitespace() && !c.is_control()
-    })?;
-    let (date, rest) = text.strip_prefix("nqn.").and_then(|rest| rest.split_once('.')).ok_or(NameError::NqnDate)?;
-    if !is_date(date) {
-        return Err(NameError::NqnDate);
+/// An NVMe Qualified Name of a subsystem or a host (NVMe Base 2.0 §4.5).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nqn(WireNqn);
+
+as_string!(Nqn, "an NQN such as nqn.2026-11.io.example:disk0");
+
+impl Nqn {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
     }
-    if text == DISCOVERY_NQN {
-        return Ok(());
+
+    /// As the protocol's type.
+    pub fn wire(&self) -> WireNqn {
+        self.0.clone()
     }
-    let (domain, own) = rest.split_once(':').ok_or(NameError::NqnDomain)?;
-    let label = |label: &str| !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-    if own.is_empty() || !domain.split('.').all(label) { Err(NameError::NqnDomain) } else { Ok(()) }
+}
+
+impl FromStr for Nqn {
+    type Err = NameError;
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        WireNqn::parse(text).map(Self).map_err(NameError::Nqn)
+    }
+}
+
+impl fmt::Display for Nqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
 }
 
 /// Checks the rules of a volume's name.
@@ -141,10 +139,9 @@ pub fn check_nqn(text: &str) -> Result<(), NameError> {
 /// The first rule that `text` breaks.
 pub fn check_volume_name(text: &str) -> Result<(), NameError> {
     check_length(text, VOLUME_NAME_MAX_BYTES)?;
-    check_characters(text, "a volume name has letters, digits, '.', '_' and '-', and begins with a letter or digit", {
-        let mut first = true;
-        move |c| c.is_ascii_alphanumeric() || (!std::mem::take(&mut first) && matches!(c, '.' | '_' | '-'))
-    })
+    let allowed = "a volume name has letters, digits, '.', '_' and '-', and begins with a letter or digit";
+    check_characters(text.get(..1).unwrap_or(text), allowed, |c| c.is_ascii_alphanumeric())?;
+    check_characters(text, allowed, |c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
 }
 
 fn check_serial(text: &str) -> Result<(), NameError> {
@@ -167,12 +164,6 @@ fn check_characters(text: &str, allowed: &'static str, mut fits: impl FnMut(char
     }
 }
 
-fn is_date(date: &str) -> bool {
-    let Some((year, month)) = date.split_once('-') else { return false };
-    let digits = |s: &str, len| s.len() == len && s.bytes().all(|b| b.is_ascii_digit());
-    digits(year, 4) && digits(month, 2) && matches!(month.parse(), Ok(1..=12))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,26 +175,20 @@ mod tests {
 
     #[test]
     fn h153_nqn_rules_name_the_rule() {
-        for good in [
-            nqn(NQN_MAX_BYTES).as_str(),
-            "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001",
-            "nqn.2026-11.io.example:a/b%s",
-            "nqn.2026-11.io.example:größe",
-            DISCOVERY_NQN,
+        for good in [nqn(223).as_str(), "nqn.2026-11.io.example:a/b%s", "nqn.2026-11.io.example:größe", "nqn.2014-08.org.nvmexpress.discovery"] {
+            assert_eq!(good.parse::<Nqn>().unwrap().wire().as_str(), good);
+        }
+        let rule = |text: &str| text.parse::<Nqn>().unwrap_err().to_string();
+        for (bad, says) in [
+            (String::new(), "must be 1 to 223 bytes long, is 0"),
+            (nqn(224), "must be 1 to 223 bytes long, is 224"),
+            ("nqn.2026-11".to_owned(), "must have a date"),
+            ("disk0".to_owned(), "must begin with 'nqn.'"),
+            ("nqn.2026-13.io:x".to_owned(), "must have a date"),
+            ("nqn.2026-11.io.example:a b".to_owned(), "white space or control characters, does at byte 24"),
+            ("nqn.2026-11.io.example:a\n".to_owned(), "white space or control characters, does at byte 24"),
         ] {
-            assert_eq!(check_nqn(good), Ok(()), "{good}");
-        }
-        assert_eq!(check_nqn(""), Err(NameError::Empty));
-        assert_eq!(check_nqn(&nqn(224)), Err(NameError::TooLong { len_bytes: 224, max_bytes: 223 }));
-        for bad in ["nqn.2026-11", "disk0", "nqn.", "nqn.26-11.io:x", "nqn.2026-13.io:x", "NQN.2026-11.io:x"] {
-            assert_eq!(check_nqn(bad), Err(NameError::NqnDate), "{bad}");
-        }
-        for bad in ["nqn.2026-11.io.example", "nqn.2026-11.io.example:", "nqn.2026-11.:x", "nqn.2026-11.io..a:x"] {
-            assert_eq!(check_nqn(bad), Err(NameError::NqnDomain), "{bad}");
-        }
-        for (bad, shown) in [("nqn.2026-11.io.example:a b", "' '"), ("nqn.2026-11.io.example:a\n", "'\\n'")] {
-            let error = check_nqn(bad).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("holds {shown} at byte ")), "{error}");
+            assert!(rule(&bad).contains(says), "{bad:?}: {}", rule(&bad));
         }
     }
 

@@ -1,0 +1,290 @@
+//! What the management API answers with.
+//!
+//! Owns the shape of the answers: numbers are exact, sizes in bytes, times in the unit of their name. Must not know how they
+//! are shown. Invariant: a field, once there, keeps its name and meaning.
+
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1/status`
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The service's version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Since it was ready.
+    pub uptime_ms: u64,
+    /// `starting`, `serving`, `draining`.
+    pub state: String,
+    /// What unfinished work waits for, if anything is known to be slow.
+    pub waits_for: String,
+    /// The data path's threads.
+    pub reactors: Vec<Reactor>,
+    /// The data path's buffers.
+    pub buffers: Vec<BufferClass>,
+    /// Subsystems.
+    pub subsystems: u64,
+    /// Namespaces of all subsystems.
+    pub namespaces: u64,
+    /// Hosts connected (associations).
+    pub controllers: u64,
+    /// I/O queues of all of them.
+    pub io_queues: u64,
+    /// Where it listens.
+    pub listeners: Vec<Listener>,
+    /// Whether the pool serves, and how well; none without a pool.
+    pub pool: Option<PoolHealth>,
+}
+
+/// How well the pool is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PoolHealth {
+    /// `healthy`, `degraded` (members are missing, data is served), `failed` (more than m are).
+    pub state: String,
+    /// Members of the current set that serve.
+    pub members_active: u64,
+    /// Members of the pool.
+    pub members_total: u64,
+}
+
+/// One thread of the data path.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reactor {
+    /// Its number.
+    pub index: u64,
+    /// Connections that it drives.
+    pub queues: u64,
+    /// Commands that it has completed.
+    pub commands: u64,
+    /// Bytes received from hosts.
+    pub received_bytes: u64,
+    /// Bytes sent to hosts.
+    pub sent_bytes: u64,
+    /// Rounds in which there was something to do.
+    pub busy_polls: u64,
+    /// Rounds in which there was nothing.
+    pub idle_polls: u64,
+    /// Times that it slept.
+    pub sleeps: u64,
+    /// Reads, writes and syncs of members and plain back ends.
+    pub storage_ops: u64,
+    /// Of these, the ones not answered yet.
+    pub storage_in_flight: u64,
+}
+
+/// Buffers of one size.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BufferClass {
+    /// The size.
+    pub size_bytes: u64,
+    /// How many there are.
+    pub total: u64,
+    /// How many are in use.
+    pub used: u64,
+}
+
+/// `GET /v1/pool`
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its UUID.
+    pub uuid: String,
+    /// How well it is.
+    pub health: PoolHealth,
+    /// Data shards.
+    pub k: u64,
+    /// Parity shards.
+    pub m: u64,
+    /// A segment on each member.
+    pub segment_bytes: u64,
+    /// The epoch of the member set.
+    pub epoch: u64,
+    /// The members.
+    pub members: Vec<Member>,
+    /// Where the space goes; `raw_bytes` is the sum of the others below it.
+    pub space: Space,
+    /// Bytes at rest per byte of the user's, headers and parity included; none while nothing is stored.
+    pub rest_bytes_per_user_byte: Option<f64>,
+    /// What the mount did.
+    pub mount: MountReport,
+    /// Segments that a mount would read now, and at most.
+    pub replay_segments: u64,
+    /// The configured bound.
+    pub replay_segments_max: u64,
+    /// Counters.
+    pub counters: PoolCounters,
+}
+
+/// One member.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its place.
+    pub index: u64,
+    /// As configured.
+    pub source: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// `active`, `out` (passed by), `missing`, `stale`.
+    pub state: String,
+    /// Why it isn't active.
+    pub reason: String,
+    /// The epoch in which it was last part of the set.
+    pub epoch: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Writes and syncs that failed.
+    pub write_errors: u64,
+    /// Requests that took longer than the member timeout.
+    pub timeouts: u64,
+    /// Shards whose checksum was wrong.
+    pub checksum_errors: u64,
+    /// Shards rebuilt and written again.
+    pub repaired: u64,
+}
+
+/// Where the space goes, in bytes on the members.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Space {
+    /// All members together.
+    pub raw_bytes: u64,
+    /// What can hold user data, used or not: raw less the following three.
+    pub usable_bytes: u64,
+    /// Parity.
+    pub parity_bytes: u64,
+    /// Superblocks, headers, checkpoints.
+    pub metadata_bytes: u64,
+    /// Kept for cleaning and checkpoints.
+    pub reserve_bytes: u64,
+    /// Of the usable: in use.
+    pub used_bytes: u64,
+    /// Of the usable: free.
+    pub free_bytes: u64,
+    /// What the user stored, before compression.
+    pub user_bytes: u64,
+    /// What compression saved of it.
+    pub saved_bytes: u64,
+}
+
+/// What a mount did.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct MountReport {
+    /// `formatted`, `clean`, `recovered`.
+    pub kind: String,
+    /// How long it took.
+    pub duration_ms: u64,
+    /// Stripes read again from the log.
+    pub stripes_replayed: u64,
+    /// Unfinished stripes that were completed.
+    pub stripes_healed: u64,
+    /// Unfinished stripes that were dropped; none was acknowledged.
+    pub stripes_discarded: u64,
+    /// Records put into the map.
+    pub records_replayed: u64,
+    /// In one line.
+    pub summary: String,
+}
+
+/// What the pool has done since the mount.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PoolCounters {
+    /// Stripes written.
+    pub stripes_written: u64,
+    /// Group commits.
+    pub commits: u64,
+    /// Checkpoints taken.
+    pub checkpoints: u64,
+    /// Segments cleaned.
+    pub segments_cleaned: u64,
+    /// Bytes that the cleaner moved.
+    pub cleaned_bytes: u64,
+    /// Reads that had to rebuild data.
+    pub degraded_reads: u64,
+    /// Reads that found more than m shards lost.
+    pub unrecovered_reads: u64,
+}
+
+/// `GET /v1/volumes`
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its size as hosts see it.
+    pub size_bytes: u64,
+    /// Its block size.
+    pub block_bytes: u64,
+    /// How it is compressed.
+    pub compression: String,
+    /// How it is encrypted.
+    pub cipher: String,
+    /// What hosts have written and not deallocated.
+    pub used_bytes: u64,
+    /// What that takes as records, before parity.
+    pub stored_bytes: u64,
+    /// `stored / used`; none while nothing is stored.
+    pub ratio: Option<f64>,
+    /// The namespace that serves it: `NQN nsid N`.
+    pub served_by: Option<String>,
+}
+
+/// `GET /v1/subsystems`
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Subsystem {
+    /// Its name.
+    pub nqn: String,
+    /// Its serial number.
+    pub serial: String,
+    /// Lets every host in.
+    pub allow_any_host: bool,
+    /// The hosts that may connect.
+    pub hosts: Vec<String>,
+    /// Its namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// Hosts that are connected.
+    pub controllers: Vec<Controller>,
+}
+
+/// One namespace.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Namespace {
+    /// Its id.
+    pub nsid: u32,
+    /// What stands behind it.
+    pub backend: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its block size.
+    pub block_bytes: u64,
+}
+
+/// One association.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Controller {
+    /// Its id.
+    pub cntlid: u64,
+    /// The host's name.
+    pub host: String,
+    /// Where it comes from.
+    pub peer: String,
+    /// Its I/O queues.
+    pub io_queues: u64,
+    /// Its keep-alive time; 0 is none.
+    pub kato_ms: u64,
+}
+
+/// One listener.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// The transport: `tcp`.
+    pub transport: String,
+    /// The address, bare.
+    pub address: String,
+    /// The port.
+    pub port: u16,
+    /// Both, reusable: `[::1]:4420`.
+    pub endpoint: String,
+}
