@@ -2,8 +2,10 @@
 
 pub mod buffers;
 pub mod config;
+pub mod ctl;
+pub mod manage;
 pub mod plain;
 pub mod pool;
-pub mod stages;
 pub mod reactor;
 pub mod ring;
+pub mod stages;

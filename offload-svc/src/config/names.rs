@@ -175,7 +175,12 @@ mod tests {
 
     #[test]
     fn h153_nqn_rules_name_the_rule() {
-        for good in [nqn(223).as_str(), "nqn.2026-11.io.example:a/b%s", "nqn.2026-11.io.example:größe", "nqn.2014-08.org.nvmexpress.discovery"] {
+        for good in [
+            nqn(223).as_str(),
+            "nqn.2026-11.io.example:a/b%s",
+            "nqn.2026-11.io.example:größe",
+            "nqn.2014-08.org.nvmexpress.discovery",
+        ] {
             assert_eq!(good.parse::<Nqn>().unwrap().wire().as_str(), good);
         }
         let rule = |text: &str| text.parse::<Nqn>().unwrap_err().to_string();

@@ -87,7 +87,10 @@ fn every_error_names_line_key_value_reason_and_what_to_do() {
             "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:a\"\n",
             "t.toml:1: subsystem[0].hosts: no host may connect: list host NQNs in hosts or set allow_any_host = true",
         ),
-        ("[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n", "t.toml:3: listener[0].port: 0: out of range: 1 to 65535"),
+        (
+            "[[listener]]\naddress = \"127.0.0.1\"\nport = 0\n",
+            "t.toml:3: listener[0].port: 0: out of range: 1 to 65535",
+        ),
         (
             "[[listener]]\naddress = \"300.1.1.1\"\n",
             "t.toml:2: listener[0].address: 300.1.1.1: not an IP address: write an IPv4 address such as 127.0.0.1 or \
@@ -172,7 +175,8 @@ fn h155_limits_are_named() {
     let text = format!("[[subsystem]]\nnqn = \"nqn.2026-11.io.example:a\"\nhosts = [{}]\n", hosts.join(","));
     assert_eq!(load_text(&text, &[]).unwrap().config.subsystems[0].hosts.len(), 1000);
     let size = (1u64 << 53) + 4096;
-    let text = format!("[pool]\nk=1\nm=1\nmembers=[\"mem:64MiB\",\"mem:64MiB\"]\n[[volume]]\nname=\"v\"\nsize={size}\n");
+    let text =
+        format!("[pool]\nk=1\nm=1\nmembers=[\"mem:64MiB\",\"mem:64MiB\"]\n[[volume]]\nname=\"v\"\nsize={size}\n");
     let unbounded = Machine { memory: FoundMemory { bytes: u64::MAX, ..machine().memory }, ..machine() };
     assert_eq!(load_on(&text, &[], &unbounded).unwrap().config.volumes[0].size.bytes(), size, "exact over 2^53");
 }
@@ -233,7 +237,8 @@ fn h24_the_plan_sums_up_and_says_what_is_short() {
         assert!(table.contains(&line.bytes.to_string()), "{} is in the table", line.what);
     }
     for mib in [64u64, 256] {
-        let small = FoundMemory { bytes: mib << 20, bound: MemoryBound::ControlGroup("/sys/fs/cgroup/s/memory.max".into()) };
+        let small =
+            FoundMemory { bytes: mib << 20, bound: MemoryBound::ControlGroup("/sys/fs/cgroup/s/memory.max".into()) };
         let error = load_on(DEV, &[], &Machine { memory: small, ..machine() }).unwrap_err().to_string();
         assert_eq!(error.lines().count(), 1);
         let found = format!("found {} (/sys/fs/cgroup/s/memory.max): lower ", ByteSize::mib(mib));

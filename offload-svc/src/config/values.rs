@@ -13,6 +13,9 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
+pub use crate::stages::cipher::Cipher;
+pub use crate::stages::compress::Compression;
+
 /// Why a value does not read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ValueError {
@@ -53,12 +56,6 @@ pub enum ValueError {
     /// A block size that is neither 512 nor 4096.
     #[error("not a block size: 512 or 4096")]
     BlockSize,
-    /// A compression of no known kind.
-    #[error("not a compression: none, lz4, zstd:LEVEL (1 to 19) or auto")]
-    Compression,
-    /// A cipher of no known kind.
-    #[error("not a cipher: aes-256-gcm, aes-128-gcm, aes-256-xts or aes-128-xts")]
-    Cipher,
     /// A back end of no known kind.
     #[error("not a back end: write pool:VOLUME, mem:SIZE, file:PATH or block:PATH")]
     Backend,
@@ -275,88 +272,6 @@ impl<'de> Deserialize<'de> for BlockSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let size = ByteSize::deserialize(deserializer)?;
         size.0.to_string().parse().map_err(de::Error::custom)
-    }
-}
-
-/// How a volume's records are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Compression {
-    /// Stored as they are.
-    None,
-    /// Raw LZ4 blocks.
-    #[default]
-    Lz4,
-    /// zstd frames of this level.
-    Zstd(i32),
-    /// Chosen per record.
-    Auto,
-}
-
-as_string!(Compression, "a compression such as lz4 or zstd:3");
-
-impl FromStr for Compression {
-    type Err = ValueError;
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "none" => Ok(Self::None),
-            "lz4" => Ok(Self::Lz4),
-            "auto" => Ok(Self::Auto),
-            _ => match text.strip_prefix("zstd:").map(str::parse) {
-                Some(Ok(level @ 1..=19)) => Ok(Self::Zstd(level)),
-                _ => Err(ValueError::Compression),
-            },
-        }
-    }
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Lz4 => f.write_str("lz4"),
-            Self::Zstd(level) => write!(f, "zstd:{level}"),
-            Self::Auto => f.write_str("auto"),
-        }
-    }
-}
-
-/// How a volume's records are encrypted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Cipher {
-    /// AES-256-GCM.
-    #[default]
-    Aes256Gcm,
-    /// AES-128-GCM.
-    Aes128Gcm,
-    /// AES-256-XTS: no claim of tamper evidence.
-    Aes256Xts,
-    /// AES-128-XTS: no claim of tamper evidence.
-    Aes128Xts,
-}
-
-as_string!(Cipher, "a cipher such as aes-256-gcm");
-
-impl Cipher {
-    const NAMES: [(Self, &str); 4] = [
-        (Self::Aes256Gcm, "aes-256-gcm"),
-        (Self::Aes128Gcm, "aes-128-gcm"),
-        (Self::Aes256Xts, "aes-256-xts"),
-        (Self::Aes128Xts, "aes-128-xts"),
-    ];
-}
-
-impl FromStr for Cipher {
-    type Err = ValueError;
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let found = Self::NAMES.iter().find(|(_, name)| *name == text);
-        found.map(|(cipher, _)| *cipher).ok_or(ValueError::Cipher)
-    }
-}
-
-impl fmt::Display for Cipher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = Self::NAMES.iter().find(|(cipher, _)| cipher == self);
-        f.write_str(named.map_or("", |(_, name)| name))
     }
 }
 

@@ -19,8 +19,8 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use request::{
-    HostRequest, ListenerRequest, NamespaceRequest, NamespaceRemoval, SubsystemRemoval, SubsystemRequest, VolumeRemoval,
-    VolumeRequest, VolumeResize,
+    HostRequest, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
+    VolumeRemoval, VolumeRequest, VolumeResize,
 };
 
 /// A control call is answered within this time, with the reason if it isn't finished by then.

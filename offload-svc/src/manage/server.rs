@@ -252,7 +252,8 @@ fn unfinished(status: &super::view::Status) -> Refusal {
 fn reject(rejection: &JsonRejection) -> Response {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
         let message = format!("the request's body is over the limit of {MAX_BODY_BYTES} bytes");
-        return (StatusCode::PAYLOAD_TOO_LARGE, axum::Json(Refusal { kind: RefusalKind::Invalid, message })).into_response();
+        return (StatusCode::PAYLOAD_TOO_LARGE, axum::Json(Refusal { kind: RefusalKind::Invalid, message }))
+            .into_response();
     }
     refuse(Refusal::new(RefusalKind::Invalid, rejection.body_text()))
 }

@@ -1,0 +1,355 @@
+//! `offloadctl`: the management API on the command line.
+//!
+//! Owns commands, what they send, and exit codes. Must not know how the service works. Invariant: with `--json` the answer
+//! goes to stdout as the service gave it, number for number; errors go to stderr with a non-zero exit code.
+
+mod show;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use serde::de::DeserializeOwned;
+
+use crate::config::names::{Nqn, Serial, VolumeName};
+use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression};
+use crate::manage::client::{Client, ClientError};
+use crate::manage::request;
+use crate::manage::view::{Listener, Subsystem, Volume};
+
+/// The service refused.
+const EXIT_REFUSED: u8 = 1;
+/// The service can't be reached or its answer can't be used.
+const EXIT_UNREACHABLE: u8 = 3;
+
+/// Manages a running offload-svc.
+#[derive(Debug, Parser)]
+#[command(name = "offloadctl", version)]
+pub struct Cli {
+    /// The service's management socket (its service.socket).
+    #[arg(long, global = true, env = "SLUICE_SERVICE__SOCKET", default_value = "/run/sluice/control.sock")]
+    socket: PathBuf,
+    /// Answer in JSON: sizes in bytes, numbers exact.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The service: state, reactors, buffers, hosts, listeners.
+    Status,
+    /// The pool.
+    #[command(subcommand)]
+    Pool(PoolCommand),
+    /// Volumes of the pool.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Subsystems. What is added here lasts until the service stops; the configuration file stays as it is.
+    #[command(subcommand)]
+    Subsystem(SubsystemCommand),
+    /// Namespaces of subsystems.
+    #[command(subcommand)]
+    Namespace(NamespaceCommand),
+    /// Hosts that may connect.
+    #[command(subcommand)]
+    Host(HostCommand),
+    /// Addresses to listen on.
+    #[command(subcommand)]
+    Listener(ListenerCommand),
+    /// Metrics in the OpenMetrics text format.
+    Metrics,
+    /// The configuration in effect, as TOML.
+    Config,
+}
+
+#[derive(Debug, Subcommand)]
+enum PoolCommand {
+    /// Members, space, mount report, counters.
+    Show,
+}
+
+#[derive(Debug, Subcommand)]
+enum VolumeCommand {
+    /// Lists the volumes.
+    List,
+    /// Makes a thin volume.
+    Create(VolumeCreate),
+    /// Deletes a volume and its data.
+    Delete {
+        /// Its name.
+        name: VolumeName,
+    },
+    /// Grows a volume.
+    Resize {
+        /// Its name.
+        name: VolumeName,
+        /// The new size, such as 4GiB.
+        size: ByteSize,
+    },
+}
+
+#[derive(Debug, Args)]
+struct VolumeCreate {
+    /// Its name.
+    name: VolumeName,
+    /// Its size, such as 2GiB.
+    size: ByteSize,
+    /// 512 or 4096.
+    #[arg(long, default_value = "4096")]
+    block_size: BlockSize,
+    /// none, lz4, zstd:LEVEL or auto.
+    #[arg(long, default_value_t)]
+    compression: Compression,
+    /// aes-256-gcm, aes-128-gcm, aes-256-xts or aes-128-xts.
+    #[arg(long, default_value_t)]
+    cipher: Cipher,
+}
+
+#[derive(Debug, Subcommand)]
+enum SubsystemCommand {
+    /// Lists the subsystems with their namespaces and hosts.
+    List,
+    /// Adds a subsystem.
+    Add {
+        /// Its name.
+        nqn: Nqn,
+        /// Its serial number; made from the name by default.
+        #[arg(long)]
+        serial: Option<Serial>,
+        /// Lets every host in.
+        #[arg(long, conflicts_with = "host")]
+        allow_any_host: bool,
+        /// A host that may connect; may be repeated.
+        #[arg(long)]
+        host: Vec<Nqn>,
+    },
+    /// Removes a subsystem; its hosts are disconnected.
+    Remove {
+        /// Its name.
+        nqn: Nqn,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum NamespaceCommand {
+    /// Adds a namespace.
+    Add {
+        /// The subsystem.
+        nqn: Nqn,
+        /// Its id, 1 and up.
+        nsid: u32,
+        /// pool:VOLUME, mem:SIZE, file:PATH or block:PATH.
+        backend: BackendSpec,
+        /// 512 or 4096, of a plain back end.
+        #[arg(long)]
+        block_size: Option<BlockSize>,
+    },
+    /// Removes a namespace.
+    Remove {
+        /// The subsystem.
+        nqn: Nqn,
+        /// Its id.
+        nsid: u32,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum HostCommand {
+    /// Lists the hosts that may connect, and those that are connected.
+    List,
+    /// Lets a host in.
+    Allow {
+        /// The subsystem.
+        nqn: Nqn,
+        /// The host.
+        host: Nqn,
+    },
+    /// Keeps a host out; it is disconnected.
+    Deny {
+        /// The subsystem.
+        nqn: Nqn,
+        /// The host.
+        host: Nqn,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ListenerCommand {
+    /// Lists where the service listens.
+    List,
+    /// Listens on one more address.
+    Add(Endpoint),
+    /// Stops listening on an address.
+    Remove(Endpoint),
+}
+
+#[derive(Debug, Args)]
+struct Endpoint {
+    /// IPv4 or IPv6 address.
+    address: Address,
+    /// TCP port.
+    #[arg(default_value_t = 4420, value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+}
+
+/// Carries out the command line; prints the answer or the error.
+pub fn run(cli: Cli) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("offloadctl: the runtime does not start: {error}");
+            return ExitCode::from(EXIT_UNREACHABLE);
+        }
+    };
+    match runtime.block_on(answer(&cli)) {
+        Ok(text) => print(&text),
+        Err(error) => {
+            eprintln!("offloadctl: {error}");
+            ExitCode::from(if matches!(error, ClientError::Refused(_)) { EXIT_REFUSED } else { EXIT_UNREACHABLE })
+        }
+    }
+}
+
+/// Prints to stdout; a reader that went away (`| head`) is no error.
+fn print(text: &str) -> ExitCode {
+    use std::io::Write;
+    let newline = if text.ends_with('\n') || text.is_empty() { "" } else { "\n" };
+    match write!(std::io::stdout().lock(), "{text}{newline}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("offloadctl: stdout: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+async fn answer(cli: &Cli) -> Result<String, ClientError> {
+    let client = Session { client: Client::new(&cli.socket), json: cli.json };
+    match &cli.command {
+        Command::Status => client.show("/v1/status", show::status).await,
+        Command::Pool(PoolCommand::Show) => client.show("/v1/pool", show::pool).await,
+        Command::Volume(command) => volume(&client, command).await,
+        Command::Subsystem(command) => subsystem(&client, command).await,
+        Command::Namespace(command) => namespace(&client, command).await,
+        Command::Host(command) => host(&client, command).await,
+        Command::Listener(command) => listener(&client, command).await,
+        Command::Metrics => client.text("/v1/metrics").await,
+        Command::Config => client.text("/v1/config").await,
+    }
+}
+
+async fn volume(client: &Session, command: &VolumeCommand) -> Result<String, ClientError> {
+    match command {
+        VolumeCommand::List => client.show("/v1/volumes", |volumes: &Vec<Volume>| show::volumes(volumes)).await,
+        VolumeCommand::Create(create) => {
+            let body = request::VolumeRequest {
+                name: create.name.clone(),
+                size: create.size,
+                block_size: create.block_size,
+                compression: create.compression,
+                cipher: create.cipher,
+            };
+            client.change("/v1/volume/create", &body).await
+        }
+        VolumeCommand::Delete { name } => {
+            client.change("/v1/volume/delete", &request::VolumeRemoval { name: name.clone() }).await
+        }
+        VolumeCommand::Resize { name, size } => {
+            client.change("/v1/volume/resize", &request::VolumeResize { name: name.clone(), size: *size }).await
+        }
+    }
+}
+
+async fn subsystem(client: &Session, command: &SubsystemCommand) -> Result<String, ClientError> {
+    match command {
+        SubsystemCommand::List => {
+            client.show("/v1/subsystems", |subsystems: &Vec<Subsystem>| show::subsystems(subsystems)).await
+        }
+        SubsystemCommand::Add { nqn, serial, allow_any_host, host } => {
+            let body = request::SubsystemRequest {
+                nqn: nqn.clone(),
+                serial: serial.clone(),
+                allow_any_host: *allow_any_host,
+                hosts: host.clone(),
+            };
+            client.change("/v1/subsystem/add", &body).await
+        }
+        SubsystemCommand::Remove { nqn } => {
+            client.change("/v1/subsystem/remove", &request::SubsystemRemoval { nqn: nqn.clone() }).await
+        }
+    }
+}
+
+async fn namespace(client: &Session, command: &NamespaceCommand) -> Result<String, ClientError> {
+    match command {
+        NamespaceCommand::Add { nqn, nsid, backend, block_size } => {
+            let body = request::NamespaceRequest {
+                nqn: nqn.clone(),
+                nsid: *nsid,
+                backend: backend.clone(),
+                block_size: *block_size,
+            };
+            client.change("/v1/namespace/add", &body).await
+        }
+        NamespaceCommand::Remove { nqn, nsid } => {
+            client.change("/v1/namespace/remove", &request::NamespaceRemoval { nqn: nqn.clone(), nsid: *nsid }).await
+        }
+    }
+}
+
+async fn host(client: &Session, command: &HostCommand) -> Result<String, ClientError> {
+    let body = |nqn: &Nqn, host: &Nqn| request::HostRequest { nqn: nqn.clone(), host: host.clone() };
+    match command {
+        HostCommand::List => client.show("/v1/subsystems", |subsystems: &Vec<Subsystem>| show::hosts(subsystems)).await,
+        HostCommand::Allow { nqn, host } => client.change("/v1/host/allow", &body(nqn, host)).await,
+        HostCommand::Deny { nqn, host } => client.change("/v1/host/deny", &body(nqn, host)).await,
+    }
+}
+
+async fn listener(client: &Session, command: &ListenerCommand) -> Result<String, ClientError> {
+    let body = |e: &Endpoint| request::ListenerRequest { address: e.address.clone(), port: e.port };
+    match command {
+        ListenerCommand::List => {
+            client.show("/v1/listeners", |listeners: &Vec<Listener>| show::listeners(listeners)).await
+        }
+        ListenerCommand::Add(endpoint) => client.change("/v1/listener/add", &body(endpoint)).await,
+        ListenerCommand::Remove(endpoint) => client.change("/v1/listener/remove", &body(endpoint)).await,
+    }
+}
+
+struct Session {
+    client: Client,
+    json: bool,
+}
+
+impl Session {
+    async fn show<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        table: impl FnOnce(&T) -> String,
+    ) -> Result<String, ClientError> {
+        let body = self.client.get(path).await?;
+        if self.json {
+            return pretty(&body);
+        }
+        Ok(table(&serde_json::from_slice(&body)?))
+    }
+
+    async fn change(&self, path: &str, body: &impl serde::Serialize) -> Result<String, ClientError> {
+        let answer = self.client.post(path, body).await?;
+        if self.json { pretty(&answer) } else { Ok("done".to_owned()) }
+    }
+
+    async fn text(&self, path: &str) -> Result<String, ClientError> {
+        let text = String::from_utf8_lossy(&self.client.get(path).await?).into_owned();
+        if self.json { Ok(serde_json::to_string(&text)?) } else { Ok(text) }
+    }
+}
+
+/// Indented. `serde_json::Value` keeps u64 exact.
+fn pretty(body: &[u8]) -> Result<String, ClientError> {
+    let value: serde_json::Value = serde_json::from_slice(body)?;
+    Ok(serde_json::to_string_pretty(&value)?)
+}

@@ -1,0 +1,262 @@
+//! Answers as tables for people.
+//!
+//! Owns layout and rounding. Must not ask anything. Invariant: text that came from a peer (names of hosts, addresses) is
+//! escaped before it reaches the terminal.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::manage::view::{Listener, MountReport, Pool, Space, Status, Subsystem, Volume};
+
+fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
+    for index in right {
+        if let Some(column) = table.column_mut(*index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn safe(text: &str) -> String {
+    text.escape_debug().to_string()
+}
+
+/// Three significant figures, binary units.
+pub(super) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+fn duration(ms: u64) -> String {
+    let seconds = ms / 1000;
+    match seconds {
+        0..60 => format!("{seconds}.{:03} s", ms % 1000),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"))
+}
+
+pub(super) fn status(status: &Status) -> String {
+    let pool = status.pool.as_ref().map_or("no pool".to_owned(), |pool| {
+        format!("pool {} ({} of {} members)", pool.state, pool.members_active, pool.members_total)
+    });
+    let mut text = format!(
+        "offload-svc {} (pid {}): {}, up {}\n{} subsystems, {} namespaces; {} hosts with {} I/O queues; {pool}\n",
+        status.version,
+        status.pid,
+        status.state,
+        duration(status.uptime_ms),
+        status.subsystems,
+        status.namespaces,
+        status.controllers,
+        status.io_queues,
+    );
+    if !status.waits_for.is_empty() {
+        text += &format!("waiting for {}\n", safe(&status.waits_for));
+    }
+    for listener in &status.listeners {
+        text += &format!("listening on {} ({})\n", safe(&listener.endpoint), listener.transport);
+    }
+    let header = ["reactor", "queues", "commands", "received", "sent", "storage ops", "in flight", "busy", "sleeps"];
+    let mut reactors = table(header, &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    for reactor in &status.reactors {
+        reactors.add_row([
+            reactor.index.to_string(),
+            reactor.queues.to_string(),
+            reactor.commands.to_string(),
+            size(reactor.received_bytes),
+            size(reactor.sent_bytes),
+            reactor.storage_ops.to_string(),
+            reactor.storage_in_flight.to_string(),
+            reactor.busy_polls.to_string(),
+            reactor.sleeps.to_string(),
+        ]);
+    }
+    let mut buffers = table(["buffers of", "in use", "total"], &[0, 1, 2]);
+    for class in &status.buffers {
+        buffers.add_row([size(class.size_bytes), class.used.to_string(), class.total.to_string()]);
+    }
+    format!("{text}{reactors}\n{buffers}")
+}
+
+pub(super) fn pool(pool: &Pool) -> String {
+    let head = format!(
+        "pool {}: {}, {} of {} members, {}+{}, epoch {}, segments of {}\nmount: {}\nreplay: {} of at most {} segments\n",
+        pool.uuid,
+        pool.health.state,
+        pool.health.members_active,
+        pool.health.members_total,
+        pool.k,
+        pool.m,
+        pool.epoch,
+        size(pool.segment_bytes),
+        mount(&pool.mount),
+        pool.replay_segments,
+        pool.replay_segments_max,
+    );
+    let header =
+        ["member", "source", "state", "epoch", "size", "read err", "write err", "timeouts", "bad shards", "repaired"];
+    let mut members = table(header, &[0, 3, 4, 5, 6, 7, 8, 9]);
+    for member in &pool.members {
+        let reason = if member.reason.is_empty() { String::new() } else { format!(": {}", safe(&member.reason)) };
+        members.add_row([
+            member.index.to_string(),
+            safe(&member.source),
+            format!("{}{reason}", member.state),
+            member.epoch.to_string(),
+            size(member.size_bytes),
+            member.read_errors.to_string(),
+            member.write_errors.to_string(),
+            member.timeouts.to_string(),
+            member.checksum_errors.to_string(),
+            member.repaired.to_string(),
+        ]);
+    }
+    format!(
+        "{head}{members}\n{}\nbytes at rest per user byte: {}",
+        space(&pool.space),
+        ratio(pool.rest_bytes_per_user_byte)
+    )
+}
+
+fn mount(report: &MountReport) -> String {
+    format!("{}, {}", safe(&report.summary), duration(report.duration_ms))
+}
+
+fn space(space: &Space) -> Table {
+    let mut rows = table(["space", "bytes", ""], &[1, 2]);
+    for (name, bytes) in [
+        ("raw = usable + parity + metadata + reserve", space.raw_bytes),
+        ("usable = used + free", space.usable_bytes),
+        ("  used", space.used_bytes),
+        ("  free", space.free_bytes),
+        ("parity", space.parity_bytes),
+        ("metadata", space.metadata_bytes),
+        ("reserve", space.reserve_bytes),
+        ("stored by users", space.user_bytes),
+        ("saved by compression", space.saved_bytes),
+    ] {
+        rows.add_row([name.to_owned(), bytes.to_string(), size(bytes)]);
+    }
+    rows
+}
+
+pub(super) fn volumes(volumes: &[Volume]) -> String {
+    let header = ["volume", "size", "block", "compression", "cipher", "used", "stored", "ratio", "served by"];
+    let mut rows = table(header, &[1, 2, 5, 6, 7]);
+    for volume in volumes {
+        rows.add_row([
+            safe(&volume.name),
+            size(volume.size_bytes),
+            volume.block_bytes.to_string(),
+            volume.compression.clone(),
+            volume.cipher.clone(),
+            size(volume.used_bytes),
+            size(volume.stored_bytes),
+            ratio(volume.ratio),
+            volume.served_by.as_deref().map_or("-".to_owned(), safe),
+        ]);
+    }
+    rows.to_string()
+}
+
+pub(super) fn subsystems(subsystems: &[Subsystem]) -> String {
+    let mut text = String::new();
+    for subsystem in subsystems {
+        let access =
+            if subsystem.allow_any_host { "any host".to_owned() } else { format!("{} hosts", subsystem.hosts.len()) };
+        text += &format!("{} (serial {}): {access}\n", safe(&subsystem.nqn), safe(&subsystem.serial));
+        let mut rows = table(["nsid", "back end", "size", "block", "uuid"], &[0, 2, 3]);
+        for namespace in &subsystem.namespaces {
+            rows.add_row([
+                namespace.nsid.to_string(),
+                safe(&namespace.backend),
+                size(namespace.size_bytes),
+                namespace.block_bytes.to_string(),
+                namespace.uuid.clone(),
+            ]);
+        }
+        text += &format!("{rows}\n");
+    }
+    if text.is_empty() { "no subsystems".to_owned() } else { text }
+}
+
+pub(super) fn hosts(subsystems: &[Subsystem]) -> String {
+    let mut rows =
+        table(["subsystem", "host", "may connect", "controller", "from", "I/O queues", "keep-alive"], &[3, 5, 6]);
+    for subsystem in subsystems {
+        for controller in &subsystem.controllers {
+            let allowed = subsystem.allow_any_host || subsystem.hosts.contains(&controller.host);
+            rows.add_row([
+                safe(&subsystem.nqn),
+                safe(&controller.host),
+                yes_no(allowed),
+                controller.cntlid.to_string(),
+                safe(&controller.peer),
+                controller.io_queues.to_string(),
+                if controller.kato_ms == 0 { "none".to_owned() } else { duration(controller.kato_ms) },
+            ]);
+        }
+        let absent = |host: &&String| !subsystem.controllers.iter().any(|controller| controller.host == **host);
+        for host in subsystem.hosts.iter().filter(absent) {
+            let cells =
+                [safe(&subsystem.nqn), safe(host), yes_no(true), "-".into(), "-".into(), "-".into(), "-".into()];
+            rows.add_row(cells);
+        }
+    }
+    rows.to_string()
+}
+
+fn yes_no(yes: bool) -> String {
+    if yes { "yes" } else { "no" }.to_owned()
+}
+
+pub(super) fn listeners(listeners: &[Listener]) -> String {
+    let mut rows = table(["transport", "endpoint"], &[]);
+    for listener in listeners {
+        rows.add_row([listener.transport.clone(), safe(&listener.endpoint)]);
+    }
+    rows.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_read_well() {
+        assert_eq!(
+            [0, 1023, 1024, 1536, 2 << 30, u64::MAX].map(size),
+            ["0 B", "1023 B", "1.00 KiB", "1.50 KiB", "2.00 GiB", "16.0 EiB"]
+        );
+        assert_eq!([5, 61_000, 3_661_000].map(duration), ["0.005 s", "1 min 1 s", "1 h 1 min"]);
+    }
+
+    #[test]
+    fn what_a_peer_sent_is_escaped() {
+        let mut subsystem = Subsystem { nqn: "nqn.2026-11.io.example:a".into(), ..Default::default() };
+        subsystem
+            .controllers
+            .push(crate::manage::view::Controller { host: "x\u{1b}[2J\n".into(), ..Default::default() });
+        let shown = hosts(&[subsystem]);
+        assert!(shown.contains("x\\u{1b}[2J\\n") && !shown.contains('\u{1b}'), "{shown}");
+    }
+}
