@@ -11,6 +11,9 @@ use super::machine::{FoundMemory, Machine, MemoryBound};
 use super::schema::Config;
 use super::values::{BackendSpec, ByteSize, MemberSpec};
 
+/// Bytes that an I/O queue's connection reads at once at most.
+pub const QUEUE_STAGING_BYTES: u64 = 128 << 10;
+
 /// What is allocated for things whose size the configuration doesn't set, in bytes.
 ///
 /// Each figure is an upper bound that the module named in its comment keeps.
@@ -21,8 +24,6 @@ mod cost {
     pub(super) const REACTOR: u64 = 8 << 20;
     /// A ring slot: one pointer.
     pub(super) const RING_SLOT: u64 = 8;
-    /// Bytes read ahead on a connection (`nvmf_target::proto`).
-    pub(super) const QUEUE_STAGING: u64 = 64 << 10;
     /// A command's state on a queue, its completion included.
     pub(super) const COMMAND: u64 = 512;
     /// An admin queue: 32 commands of up to 4 KiB, log pages, connection.
@@ -118,7 +119,7 @@ impl MemoryPlan {
             "limits.hosts, limits.queues, limits.queue_depth or limits.in_capsule",
             product(&[hosts, queues, depth, in_capsule.0]),
         );
-        let staging = ByteSize(cost::QUEUE_STAGING);
+        let staging = ByteSize(QUEUE_STAGING_BYTES);
         self.add(
             "I/O queues",
             format!("{hosts} hosts x {queues} queues x ({staging} + {depth} commands x {} B)", cost::COMMAND),

@@ -18,6 +18,8 @@ pub struct Status {
     pub state: String,
     /// What unfinished work waits for, if anything is known to be slow.
     pub waits_for: String,
+    /// What carries the data path: DPDK and its kind of memory, or plain threads.
+    pub platform: String,
     /// The data path's threads.
     pub reactors: Vec<Reactor>,
     /// The data path's buffers.
@@ -70,17 +72,29 @@ pub struct Reactor {
     pub storage_ops: u64,
     /// Of these, the ones not answered yet.
     pub storage_in_flight: u64,
+    /// Of these, the ones that failed.
+    pub storage_errors: u64,
+    /// Bytes read from members and plain back ends.
+    pub storage_read_bytes: u64,
+    /// Bytes written to them.
+    pub storage_written_bytes: u64,
+    /// Hosts cut because they left their data unread.
+    pub slow_readers: u64,
 }
 
 /// Buffers of one size.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BufferClass {
+    /// `hosts` or `back ends`.
+    pub users: String,
     /// The size.
     pub size_bytes: u64,
     /// How many there are.
     pub total: u64,
     /// How many are in use.
     pub used: u64,
+    /// Commands that wait for one.
+    pub waiting: u64,
 }
 
 /// `GET /v1/pool`
@@ -274,6 +288,20 @@ pub struct Controller {
     pub io_queues: u64,
     /// Its keep-alive time; 0 is none.
     pub kato_ms: u64,
+    /// How long it has been connected.
+    pub age_ms: u64,
+    /// Commands that back ends have and haven't answered.
+    pub in_flight: u64,
+    /// Reads and compares that succeeded.
+    pub read_commands: u64,
+    /// Writes that succeeded.
+    pub write_commands: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Commands that ended with a media error.
+    pub media_errors: u64,
 }
 
 /// One listener.

@@ -1,0 +1,99 @@
+//! `offload-svc`: serves NVMe-oF from a pool, or checks a configuration, or explains the engines.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use offload_svc::config::{self, Checked, Machine};
+use offload_svc::service::{self, ServiceError};
+
+/// The storage-offload service: an NVMe-oF target that compresses, encrypts, checksums and erasure-codes inline.
+///
+/// Exit codes: 0 stopped cleanly, 2 wrong usage, 3 wrong configuration, 4 could not start (nothing is left running),
+/// 5 failed while serving, 6 stopped, but not cleanly (the next start recovers from the log).
+#[derive(Debug, Parser)]
+#[command(name = "offload-svc", version)]
+struct Cli {
+    /// The configuration file (TOML). SLUICE_SECTION__KEY in the environment overrides it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Check the configuration, print the memory plan, and exit.
+    #[arg(long, requires = "config")]
+    check: bool,
+    /// With --check or explain: JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Which engine runs each primitive on this machine, and why.
+    Explain,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match (&cli.command, &cli.config) {
+        (Some(Command::Explain), _) => print(service::explain(cli.json).map_err(Into::into)),
+        (None, Some(file)) => match config::load_checked(file, environment(), &Machine::probe()) {
+            Ok(checked) if cli.check => print(check(&checked, cli.json)),
+            Ok(checked) => serve(checked),
+            Err(error) => fail(&error.into()),
+        },
+        (None, None) => {
+            let error = Cli::command().error(ErrorKind::MissingRequiredArgument, "give --config FILE, or a subcommand");
+            error.exit()
+        }
+    }
+}
+
+/// The environment, as far as it is text: a setting that isn't can't be one of ours.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+fn check(checked: &Checked, json: bool) -> anyhow::Result<String> {
+    if json {
+        return Ok(serde_json::to_string_pretty(&checked.plan)?);
+    }
+    Ok(format!("{}\nthe configuration is right; it starts {} reactors", checked.plan.table(), checked.reactors))
+}
+
+fn serve(checked: Checked) -> ExitCode {
+    service::log_to_stderr(&checked.config.service);
+    match service::run(checked, |attach| println!("{attach}")) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+/// One line with its sources: what, where, why, what to do.
+fn fail(error: &ServiceError) -> ExitCode {
+    let mut line = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+        source = cause.source();
+    }
+    eprintln!("offload-svc: {line}");
+    ExitCode::from(error.exit_code())
+}
+
+fn print(text: anyhow::Result<String>) -> ExitCode {
+    match text {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("offload-svc: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

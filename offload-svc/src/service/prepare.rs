@@ -1,0 +1,51 @@
+//! What can be made or checked before anything runs: folders, and whether addresses are free.
+//!
+//! Owns the service's own folders. Must not open members. Invariant: only the last part of a path is made, so that a disk
+//! that isn't mounted is not papered over by a folder of its name.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use super::ServiceError;
+use crate::config::Config;
+use crate::config::values::MemberSpec;
+
+/// Makes the folders of the socket, the key file and the file members.
+pub(super) fn folders(config: &Config) -> Result<(), ServiceError> {
+    folder_of(&config.service.socket, "service.socket")?;
+    if config.pool.members.is_empty() {
+        return Ok(());
+    }
+    folder_of(&config.pool.key_file, "pool.key_file")?;
+    for member in &config.pool.members {
+        if let MemberSpec::File(path) = member {
+            folder_of(path, "pool.members")?;
+        }
+    }
+    Ok(())
+}
+
+fn folder_of(file: &Path, key: &'static str) -> Result<(), ServiceError> {
+    let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
+    if folder.is_dir() {
+        return Ok(());
+    }
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(ServiceError::Folder { folder: folder.to_owned(), key, source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Finds out early that an address is taken, before a pool is touched. The listeners proper are bound last.
+pub(super) fn addresses(config: &Config) -> Result<(), ServiceError> {
+    for (index, listener) in config.listeners.iter().enumerate() {
+        let bound = listener.address.socket(listener.port).and_then(TcpListener::bind);
+        let endpoint = listener.address.with_port(listener.port);
+        bound.map_err(|source| ServiceError::Address { index, endpoint, source })?;
+    }
+    Ok(())
+}

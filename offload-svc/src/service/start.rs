@@ -1,0 +1,139 @@
+//! Bringing the service up: everything or nothing.
+//!
+//! Owns the order: folders and socket, reactors, pool, subsystems, and listeners last. Must not know what comes after.
+//! Invariant: when it fails, the pool is closed, the reactors are ended, and nothing listens.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvmf_target::proto::tcp::TcpConfig;
+use nvmf_target::target::{Limits, Target, TargetConfig};
+use tokio::runtime::Handle;
+
+use super::live::Live;
+use super::{ServiceError, prepare};
+use crate::config::check::{MAX_HOSTS, MAX_LISTENERS, MAX_NSID, MAX_SUBSYSTEMS};
+use crate::config::plan::QUEUE_STAGING_BYTES;
+use crate::config::{Checked, Config};
+use crate::manage::server::Socket;
+use crate::reactor::{Reactors, Settings};
+
+/// A service that is up and not yet announced.
+pub(super) struct Started {
+    /// Everything that runs.
+    pub(super) live: Arc<Live>,
+    /// The management socket, bound and not yet served.
+    pub(super) socket: Socket,
+    /// How to attach.
+    pub(super) attach: String,
+}
+
+/// Starts everything that `checked` asks for.
+pub(super) async fn start(checked: Checked) -> Result<Started, ServiceError> {
+    prepare::folders(&checked.config)?;
+    let socket = Socket::bind(&checked.config.service.socket)?;
+    prepare::addresses(&checked.config)?;
+    let settings = Settings::from_config(&checked.config, checked.reactors)?;
+    // EAL and the reactors' threads are waited for.
+    let reactors = tokio::task::spawn_blocking(move || Reactors::start(&settings)).await;
+    let reactors = reactors.map_err(|_| ServiceError::Bug)??;
+    tracing::info!(count = reactors.count(), platform = reactors.platform(), "reactors run");
+    let attach = attach_line(&checked.config);
+    match bring_up(checked, reactors.clone()).await {
+        Ok(live) => Ok(Started { live, socket, attach }),
+        Err(error) => {
+            let _ = tokio::task::spawn_blocking(move || reactors.stop(Duration::from_secs(1))).await;
+            Err(error)
+        }
+    }
+}
+
+async fn bring_up(checked: Checked, reactors: Reactors) -> Result<Arc<Live>, ServiceError> {
+    let target = Target::new(TargetConfig {
+        limits: limits(&checked.config),
+        firmware: firmware(),
+        tcp: tcp(&checked.config),
+        io_staging_bytes: QUEUE_STAGING_BYTES as usize,
+        queues: Arc::new(reactors.clone()),
+        runtime: Handle::current(),
+    });
+    let live = Arc::new(Live::new(checked, reactors, target));
+    for subsystem in &live.config().subsystems {
+        live.start_subsystem(subsystem).await?;
+    }
+    for (index, listener) in live.config().listeners.iter().enumerate() {
+        let endpoint = listener.address.with_port(listener.port);
+        let address = listener.address.socket(listener.port);
+        let address = address.map_err(|source| ServiceError::Address { index, endpoint, source })?;
+        live.target().add_listener(address)?;
+    }
+    Ok(live)
+}
+
+fn limits(config: &Config) -> Limits {
+    let limits = &config.limits;
+    let hosts = usize::from(limits.hosts);
+    // Each host may have a discovery connection besides, and all its queues' connections.
+    let connections = hosts * (2 + usize::from(limits.queues)) + 64;
+    Limits {
+        controllers: 2 * hosts,
+        io_queues: limits.queues,
+        queue_entries: limits.queue_depth,
+        in_capsule_bytes: limits.in_capsule.bytes() as u32,
+        mdts_bytes: limits.mdts.bytes() as u32,
+        subsystems: MAX_SUBSYSTEMS,
+        max_nsid: MAX_NSID,
+        allowed_hosts: MAX_HOSTS,
+        listeners: MAX_LISTENERS,
+        connections,
+        // Many hosts may stand behind one address (a gateway, virtual machines).
+        connections_per_peer: connections,
+        connect_timeout: Duration::from_millis(limits.connect_timeout_ms),
+        slow_reader_timeout: Duration::from_millis(limits.slow_reader_timeout_ms),
+        ..Limits::default()
+    }
+}
+
+fn tcp(config: &Config) -> TcpConfig {
+    let slow = Duration::from_millis(config.limits.slow_reader_timeout_ms);
+    TcpConfig { transfer_timeout: slow, send_timeout: slow, ..TcpConfig::default() }
+}
+
+/// The version as Identify's FR field can hold it: 8 characters.
+fn firmware() -> String {
+    env!("CARGO_PKG_VERSION").chars().take(8).collect()
+}
+
+/// The line that says how to attach. Linux gives up a lost controller after 10 minutes by default: half an hour outlasts a
+/// restart of the machine.
+fn attach_line(config: &Config) -> String {
+    let (Some(subsystem), Some(listener)) = (config.subsystems.first(), config.listeners.first()) else {
+        return "no subsystem or listener is configured: add them with offloadctl".to_owned();
+    };
+    let mut address = listener.address.clone();
+    if address.ip.is_unspecified() {
+        address.ip = match address.ip {
+            std::net::IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+            std::net::IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+        };
+    }
+    format!("nvme connect -t tcp -a {address} -s {} -n {} --ctrl-loss-tmo=1800", listener.port, subsystem.nqn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn h174_the_attach_line_can_be_used_as_it_is() {
+        for (address, shown) in [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")] {
+            let text = format!(
+                "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true\n\
+                 [[listener]]\naddress = \"{address}\"\nport = 4421\n"
+            );
+            let config: Config = toml::from_str(&text).unwrap();
+            let line = format!("nvme connect -t tcp -a {shown} -s 4421 -n nqn.2026-11.io.example:a --ctrl-loss-tmo=1800");
+            assert_eq!(attach_line(&config), line);
+        }
+    }
+}

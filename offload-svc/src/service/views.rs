@@ -1,0 +1,139 @@
+//! What the management API shows of the running service.
+//!
+//! Owns the translation from the parts' snapshots. Must not change anything. Invariant: every figure is one that a part
+//! counts; nothing is guessed.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use nvmf_target::target::{ControllerSnapshot, SubsystemSnapshot, TargetSnapshot};
+
+use super::live::{Live, Place};
+use crate::buffers::ClassSnapshot;
+use crate::config::values::BackendSpec;
+use crate::manage::metrics::Snapshot;
+use crate::manage::view;
+use crate::reactor::ReactorSnapshot;
+
+pub(super) fn status(live: &Live) -> view::Status {
+    let target = live.target().snapshot();
+    let reactors = live.reactors().snapshot();
+    let hosts = target.controllers.iter().filter(|controller| controller.subsystem.is_some());
+    view::Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_ms: live.uptime_ms(),
+        state: live.state().name().to_owned(),
+        waits_for: waits_for(&target),
+        platform: live.reactors().platform().to_owned(),
+        reactors: reactors.iter().enumerate().map(|(index, reactor)| self::reactor(index, reactor)).collect(),
+        buffers: buffers(live),
+        subsystems: target.subsystems.len() as u64,
+        namespaces: target.subsystems.iter().map(|subsystem| subsystem.namespaces.len() as u64).sum(),
+        controllers: hosts.clone().count() as u64,
+        io_queues: hosts.map(|controller| controller.queues.len() as u64).sum(),
+        listeners: listeners(&target),
+        pool: None,
+    }
+}
+
+/// Commands that back ends have and haven't answered, if any: what a change that isn't finished waits for.
+fn waits_for(target: &TargetSnapshot) -> String {
+    let in_flight: usize = target.controllers.iter().flat_map(|c| &c.queues).map(|queue| queue.in_flight).sum();
+    if in_flight == 0 { String::new() } else { format!("{in_flight} commands that back ends have not answered") }
+}
+
+fn reactor(index: usize, reactor: &ReactorSnapshot) -> view::Reactor {
+    view::Reactor {
+        index: index as u64,
+        queues: reactor.queues as u64,
+        commands: reactor.commands,
+        received_bytes: reactor.received_bytes,
+        sent_bytes: reactor.sent_bytes,
+        busy_polls: reactor.busy_polls,
+        idle_polls: reactor.idle_polls,
+        sleeps: reactor.sleeps,
+        slow_readers: reactor.slow_readers,
+        storage_ops: reactor.io_started,
+        storage_in_flight: reactor.io_started.saturating_sub(reactor.io_finished),
+        storage_errors: reactor.io_errors,
+        storage_read_bytes: reactor.read_bytes,
+        storage_written_bytes: reactor.written_bytes,
+    }
+}
+
+fn buffers(live: &Live) -> Vec<view::BufferClass> {
+    let class = |users: &str, class: &ClassSnapshot| view::BufferClass {
+        users: users.to_owned(),
+        size_bytes: class.bytes as u64,
+        total: class.count as u64,
+        used: class.used as u64,
+        waiting: class.waiting as u64,
+    };
+    let hosts = live.reactors().host_buffers().snapshot();
+    let back_ends = live.reactors().internal_buffers().snapshot();
+    hosts.iter().map(|c| class("hosts", c)).chain(back_ends.iter().map(|c| class("back ends", c))).collect()
+}
+
+pub(super) fn listeners(target: &TargetSnapshot) -> Vec<view::Listener> {
+    target.listeners.iter().map(|listener| self::listener(listener.address)).collect()
+}
+
+fn listener(address: SocketAddr) -> view::Listener {
+    // `SocketAddr` prints brackets around IPv6, and the scope as a number, which can be used again.
+    let bare = match address {
+        SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
+        _ => address.ip().to_string(),
+    };
+    view::Listener { transport: "tcp".into(), address: bare, port: address.port(), endpoint: address.to_string() }
+}
+
+pub(super) fn subsystems(live: &Live) -> Vec<view::Subsystem> {
+    let target = live.target().snapshot();
+    let backends = live.backends();
+    target.subsystems.iter().map(|subsystem| self::subsystem(subsystem, &target, &backends)).collect()
+}
+
+fn subsystem(
+    subsystem: &SubsystemSnapshot,
+    target: &TargetSnapshot,
+    backends: &BTreeMap<Place, BackendSpec>,
+) -> view::Subsystem {
+    let of_it = |c: &&ControllerSnapshot| c.subsystem.as_ref() == Some(&subsystem.nqn);
+    let namespace = |ns: &nvmf_target::target::NamespaceSnapshot| view::Namespace {
+        nsid: ns.nsid,
+        backend: backends.get(&(subsystem.nqn.clone(), ns.nsid)).map(BackendSpec::to_string).unwrap_or_default(),
+        uuid: ns.uuid.to_string(),
+        size_bytes: ns.block_count.saturating_mul(ns.block_bytes.into()),
+        block_bytes: ns.block_bytes.into(),
+    };
+    view::Subsystem {
+        nqn: subsystem.nqn.clone(),
+        serial: subsystem.serial.clone(),
+        allow_any_host: subsystem.allow_any_host,
+        hosts: subsystem.hosts.clone(),
+        namespaces: subsystem.namespaces.iter().map(namespace).collect(),
+        controllers: target.controllers.iter().filter(of_it).map(controller).collect(),
+    }
+}
+
+fn controller(controller: &ControllerSnapshot) -> view::Controller {
+    view::Controller {
+        cntlid: controller.cntlid.into(),
+        host: controller.host.clone(),
+        peer: controller.peer.to_string(),
+        io_queues: controller.queues.len() as u64,
+        kato_ms: controller.kato_ms.into(),
+        age_ms: controller.age.as_millis() as u64,
+        in_flight: controller.queues.iter().map(|queue| queue.in_flight as u64).sum(),
+        read_commands: controller.read_commands,
+        write_commands: controller.write_commands,
+        read_bytes: controller.read_bytes,
+        write_bytes: controller.write_bytes,
+        media_errors: controller.media_errors,
+    }
+}
+
+pub(super) fn metrics(live: &Live) -> Snapshot {
+    Snapshot { status: status(live), pool: None, volumes: Vec::new(), subsystems: subsystems(live) }
+}
