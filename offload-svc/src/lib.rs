@@ -8,4 +8,5 @@ pub mod plain;
 pub mod pool;
 pub mod reactor;
 pub mod ring;
+pub mod service;
 pub mod stages;
