@@ -59,11 +59,12 @@ pub(super) fn status(status: &Status) -> String {
         format!("pool {} ({} of {} members)", pool.state, pool.members_active, pool.members_total)
     });
     let mut text = format!(
-        "offload-svc {} (pid {}): {}, up {}\n{} subsystems, {} namespaces; {} hosts with {} I/O queues; {pool}\n",
+        "offload-svc {} (pid {}): {}, up {}, on {}\n{} subsystems, {} namespaces; {} hosts with {} I/O queues; {pool}\n",
         status.version,
         status.pid,
         status.state,
         duration(status.uptime_ms),
+        status.platform,
         status.subsystems,
         status.namespaces,
         status.controllers,
@@ -90,9 +91,10 @@ pub(super) fn status(status: &Status) -> String {
             reactor.sleeps.to_string(),
         ]);
     }
-    let mut buffers = table(["buffers of", "in use", "total"], &[0, 1, 2]);
+    let mut buffers = table(["buffers of", "for", "in use", "total", "waiting"], &[0, 2, 3, 4]);
     for class in &status.buffers {
-        buffers.add_row([size(class.size_bytes), class.used.to_string(), class.total.to_string()]);
+        let [used, total, waiting] = [class.used, class.total, class.waiting].map(|n| n.to_string());
+        buffers.add_row([size(class.size_bytes), class.users.clone(), used, total, waiting]);
     }
     format!("{text}{reactors}\n{buffers}")
 }

@@ -92,7 +92,7 @@ macro_rules! buffers {
             kind: Kind::Gauge,
             series: |snapshot| {
                 let sample = |class: &super::view::BufferClass| Sample {
-                    labels: vec![("size", class.size_bytes.to_string())],
+                    labels: vec![("users", class.users.clone()), ("size", class.size_bytes.to_string())],
                     value: class.$field,
                 };
                 snapshot.status.buffers.iter().map(sample).collect()
@@ -136,8 +136,18 @@ pub const METRICS: &[Metric] = &[
         storage_ops
     ),
     reactor!("sluice_reactor_storage_in_flight", Gauge, "Of these, the ones not answered yet", storage_in_flight),
+    reactor!("sluice_reactor_storage_errors", Counter, "Of these, the ones that failed", storage_errors),
+    reactor!(
+        "sluice_reactor_storage_read_bytes",
+        Counter,
+        "Bytes read from members and plain back ends",
+        storage_read_bytes
+    ),
+    reactor!("sluice_reactor_storage_written_bytes", Counter, "Bytes written to them", storage_written_bytes),
+    reactor!("sluice_reactor_slow_readers", Counter, "Hosts cut because they left their data unread", slow_readers),
     buffers!("sluice_buffers", "I/O buffers of a size", total),
     buffers!("sluice_buffers_used", "Of these, the ones in use", used),
+    buffers!("sluice_buffers_waiting", "Commands that wait for a buffer of a size", waiting),
     metric!("sluice_pool_members_active", Gauge, "Members of the current set that serve", |s| {
         of_pool(s, |p| p.health.members_active)
     }),
@@ -248,7 +258,7 @@ mod tests {
         Snapshot {
             status: Status {
                 reactors: vec![Reactor { index: 3, commands: u64::MAX, ..Default::default() }],
-                buffers: vec![BufferClass { size_bytes: 4096, total: 8, used: 1 }],
+                buffers: vec![BufferClass { users: "hosts".into(), size_bytes: 4096, total: 8, used: 1, waiting: 2 }],
                 ..Default::default()
             },
             pool: Some(Pool {

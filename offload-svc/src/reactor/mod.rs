@@ -35,7 +35,7 @@ mod tests;
 pub use hugepages::HugePageShortage;
 pub use local::{Local, Sleep};
 pub use metrics::ReactorSnapshot;
-pub use settings::Settings;
+pub use settings::{Settings, TooLittleForBuffers};
 pub use start::StartError;
 
 use crate::buffers::Buffers;

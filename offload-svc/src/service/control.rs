@@ -12,8 +12,8 @@ use nvmf_target::target::TargetError;
 use super::live::{Live, OpenError};
 use super::views;
 use crate::manage::request::{
-    HostRequest, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval,
-    VolumeRequest, VolumeResize,
+    HostRequest, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
+    VolumeRemoval, VolumeRequest, VolumeResize,
 };
 use crate::manage::{CALL_LIMIT, Control, Refusal, RefusalKind, metrics, view};
 
@@ -109,15 +109,14 @@ impl Control for ServiceControl {
     }
 
     fn add_listener(&self, request: ListenerRequest) -> BoxFuture<'static, Result<(), Refusal>> {
-        let done = socket(&request).and_then(|address| {
-            self.0.target().add_listener(address).map(drop).map_err(target_refusal)
-        });
+        let done = socket(&request)
+            .and_then(|address| self.0.target().add_listener(address).map(drop).map_err(target_refusal));
         ready(done).boxed()
     }
 
     fn remove_listener(&self, request: ListenerRequest) -> BoxFuture<'static, Result<(), Refusal>> {
-        let done = socket(&request)
-            .and_then(|address| self.0.target().remove_listener(address).map_err(target_refusal));
+        let done =
+            socket(&request).and_then(|address| self.0.target().remove_listener(address).map_err(target_refusal));
         ready(done).boxed()
     }
 }

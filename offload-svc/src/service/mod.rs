@@ -99,9 +99,6 @@ async fn stop(live: &Arc<Live>, limit: Duration) -> Result<(), StopError> {
     let left = || limit.saturating_sub(began.elapsed());
     let mut first = live.target().shutdown(left()).await.map_err(StopError::Target).err();
     live.reactors().close_queues();
-    if let Err(error) = live.close_pool(left()).await {
-        first.get_or_insert(error);
-    }
     let reactors = live.reactors().clone();
     let grace = left().min(Duration::from_secs(1));
     // Joins threads: not on a thread of the runtime.

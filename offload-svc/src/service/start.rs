@@ -126,13 +126,15 @@ mod tests {
 
     #[test]
     fn h174_the_attach_line_can_be_used_as_it_is() {
-        for (address, shown) in [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")] {
+        for (address, shown) in [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")]
+        {
             let text = format!(
                 "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true\n\
                  [[listener]]\naddress = \"{address}\"\nport = 4421\n"
             );
             let config: Config = toml::from_str(&text).unwrap();
-            let line = format!("nvme connect -t tcp -a {shown} -s 4421 -n nqn.2026-11.io.example:a --ctrl-loss-tmo=1800");
+            let line =
+                format!("nvme connect -t tcp -a {shown} -s 4421 -n nqn.2026-11.io.example:a --ctrl-loss-tmo=1800");
             assert_eq!(attach_line(&config), line);
         }
     }
