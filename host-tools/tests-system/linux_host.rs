@@ -198,28 +198,48 @@ fn run_all(report: &mut Report, guest: &mut Guest, checks: &[(&str, u64, &str)])
 /// A target that runs already on this machine's loopback: `SLUICE_TARGET=PORT,NQN,NSID_4K,NSID_512`, both kernels.
 pub fn given_target(report: &mut Report, folder: &Path) -> Result<()> {
     let given = std::env::var("SLUICE_TARGET").context("SLUICE_TARGET=PORT,NQN,NSID_4K,NSID_512")?;
-    let words: Vec<&str> = given.split(',').collect();
-    let [port, nqn, nsid_4k, nsid_512] = words[..] else { bail!("SLUICE_TARGET=PORT,NQN,NSID_4K,NSID_512") };
     let network = Network::UserMode;
-    let target = Target {
-        address: network.address_from_guest(),
-        port: port.parse()?,
-        nqn,
-        nsid_4k: nsid_4k.parse()?,
-        nsid_512: nsid_512.parse()?,
-    };
+    let prelude = self::given(&network, &given)?;
     for kernel in KERNELS {
         report.group(&format!("given-{kernel}"));
         let Some(mut guest) = report.value("boot", || boot(kernel, &network, &folder.join(kernel), "")) else {
             continue;
         };
-        guest.set_prelude(&target.prelude());
+        guest.set_prelude(&prelude);
         run_all(report, &mut guest, FIRST);
         run_all(report, &mut guest, COMMON);
         run_all(report, &mut guest, LAST);
         report.check("shut_down", || guest.stop());
     }
     Ok(())
+}
+
+/// A script of one's own in a guest: `SLUICE_GUEST_SCRIPT=FILE`, with the checks' functions at hand and `SLUICE_TARGET` too.
+pub fn script(report: &mut Report, folder: &Path) -> Result<()> {
+    let path = std::env::var("SLUICE_GUEST_SCRIPT").context("SLUICE_GUEST_SCRIPT=FILE")?;
+    let script = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let kernel = std::env::var("SLUICE_GUEST_KERNEL").unwrap_or_else(|_| "6.12".to_owned());
+    let network = Network::UserMode;
+    let mut guest = boot(&kernel, &network, folder, "")?;
+    guest.set_prelude(&given(&network, &std::env::var("SLUICE_TARGET").unwrap_or_default())?);
+    report.check(&path, || {
+        let output = guest.sh(&format!("set -x; {script}"), 600);
+        println!("{}", output.as_deref().unwrap_or_default());
+        output.map(|_| ())
+    });
+    guest.stop()
+}
+
+/// The prelude for `PORT,NQN,NSID_4K,NSID_512`; without any, a port that nothing answers on.
+fn given(network: &Network, target: &str) -> Result<String> {
+    let words: Vec<&str> = target.split(',').collect();
+    let (port, nqn, nsid_4k, nsid_512) = match words[..] {
+        [""] => ("4420", NQN, "1", "2"),
+        [port, nqn, nsid_4k, nsid_512] => (port, nqn, nsid_4k, nsid_512),
+        _ => bail!("SLUICE_TARGET=PORT,NQN,NSID_4K,NSID_512"),
+    };
+    let (port, nsid_4k, nsid_512) = (port.parse()?, nsid_4k.parse()?, nsid_512.parse()?);
+    Ok(Target { address: network.address_from_guest(), port, nqn, nsid_4k, nsid_512 }.prelude())
 }
 
 /// The harness against the kernel's own target, known good: what fails here is the harness's fault.

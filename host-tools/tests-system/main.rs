@@ -25,6 +25,7 @@ type Suite = fn(&mut Report, &Path) -> Result<()>;
 /// Name, whether it runs when nothing is asked for by name, and the suite.
 const SUITES: &[(&str, bool, Suite)] = &[
     ("selftest", false, linux_host::selftest),
+    ("guest_script", false, linux_host::script),
     ("given_target", false, linux_host::given_target),
     ("members", true, members::run),
     ("durability", true, durability::run),

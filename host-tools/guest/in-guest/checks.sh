@@ -59,7 +59,7 @@ list-ns $c --all
 list-ctrl $c
 get-ns-id $n
 nvm-id-ctrl $c
-cmdset-ind-id-ns $n
+cmdset-ind-id-ns $c -n $NS4K
 smart-log $c
 smart-log -H $c
 error-log $c
@@ -98,7 +98,6 @@ persistent-event-log $c -a 0 -l 512
 predictable-lat-log $c -i 1
 lba-status-log $c
 resv-notif-log $c
-boot-part-log $c -o /tmp/boot
 media-unit-stat-log $c
 supported-cap-config-log $c
 fid-support-effects-log $c
