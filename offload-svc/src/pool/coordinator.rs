@@ -237,7 +237,7 @@ impl Coordinator {
         self.check_spec(&spec)?;
         let id = self.next_volume.replace(self.next_volume.get() + 1);
         let lineage = LineageId(Uuid::new_v4().as_u128());
-        let key = LineageKey::generate(lineage, KeyEpoch(0)).map_err(|_| VolumeError::NoRandomness)?;
+        let key = LineageKey::generate(lineage, KeyEpoch(0), spec.cipher).map_err(|_| VolumeError::NoRandomness)?;
         let wrapped = key.wrap(&self.kek).map_err(|_| VolumeError::NoRandomness)?;
         let block_shift = spec.block_bytes.trailing_zeros() as u8;
         let volume = Arc::new(Volume {

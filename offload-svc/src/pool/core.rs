@@ -119,7 +119,7 @@ impl Core {
             let key = self.shared.keyring.get(volume.lineage, volume.key_epoch)?;
             let mut salt = [0; 16];
             self.env().random(&mut salt);
-            sealers.insert(volume.id, key.sealing_key(volume.cipher, Salt(salt), &self.shared.engines));
+            sealers.insert(volume.id, key.sealing_key(Salt(salt), &self.shared.engines));
         }
         sealers.get_mut(&volume.id).map(work)
     }
