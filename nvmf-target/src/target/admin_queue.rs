@@ -37,10 +37,12 @@ pub(super) async fn drive(
     stream: Arc<TcpStream>,
     ticket: Ticket,
 ) {
-    let (reason, detail) = Driver { controller: &controller, queue, stream: &stream, errand: None }.run().await;
+    let driver = Driver { controller: Arc::clone(&controller), queue, stream: Arc::clone(&stream), errand: None };
+    // A task of its own: should it panic, what follows still happens.
+    let (reason, detail) = tokio::spawn(driver.run()).await.unwrap_or((EndReason::Internal, None));
     controller.end(reason);
     tracing::info!(
-        peer = %controller.peer, host = %controller.host, cntlid = controller.shared.cntlid().0, %reason, ?detail,
+        peer = %controller.peer, host = ?controller.host, cntlid = controller.shared.cntlid().0, %reason, ?detail,
         "association over"
     );
     if matches!(detail, Some(CloseReason::ProtocolError { .. })) {
@@ -64,14 +66,14 @@ async fn until_drained(controller: &Controller) {
 /// An errand that is being run, beside the queue's own work.
 type Running = tokio::task::JoinHandle<bool>;
 
-struct Driver<'a> {
-    controller: &'a Arc<Controller>,
+struct Driver {
+    controller: Arc<Controller>,
     queue: AdminQueuePair,
-    stream: &'a TcpStream,
+    stream: Arc<TcpStream>,
     errand: Option<Running>,
 }
 
-impl Driver<'_> {
+impl Driver {
     async fn run(mut self) -> (EndReason, Option<CloseReason>) {
         loop {
             self.write();

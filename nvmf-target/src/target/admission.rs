@@ -65,7 +65,7 @@ pub(super) async fn admin_queue(
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            tracing::info!(%peer, host = %request.host, predecessors, "Connect refused: the host's older association isn't over");
+            tracing::info!(%peer, host = ?request.host, predecessors, "Connect refused: an older association isn't over");
             return Err(busy);
         }
         // Woken whenever a controller leaves.

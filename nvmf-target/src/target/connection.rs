@@ -178,7 +178,7 @@ impl Connecting {
         };
         self.ticket.connected();
         tracing::info!(
-            peer = %self.peer, host = %request.host, subsystem = %request.subsystem,
+            peer = %self.peer, host = ?request.host, subsystem = ?request.subsystem,
             cntlid = controller.shared.cntlid().0, kato_ms = request.kato_ms, "host connected"
         );
         let in_capsule_bytes = self.target.config.tcp.admin_in_capsule_bytes;

@@ -41,6 +41,9 @@ pub enum EndReason {
     /// The admin queue broke the protocol, or its socket failed.
     #[error("transport error")]
     Transport,
+    /// A fault of ours.
+    #[error("internal error")]
+    Internal,
     /// The host leaves its data unread.
     #[error("the host doesn't read")]
     SlowReader,

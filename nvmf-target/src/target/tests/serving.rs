@@ -7,10 +7,10 @@ use super::client::{Client, eventually, transfer};
 use super::{BLOCK, Bench, SUBSYSTEM, spec};
 use crate::buffer::IoBuf;
 use crate::proto::host::HostData;
-use crate::target::TargetError;
 use crate::target::testing::MemBackend;
+use crate::target::{Limits, TargetError};
 use crate::wire::features::{AsyncEvent, AsyncEventConfig, fid};
-use crate::wire::identify::{IdentifyNamespace, decode_namespace_list};
+use crate::wire::identify::{IdentifyController, IdentifyNamespace, decode_namespace_list};
 use crate::wire::log_pages::GetLogPage;
 use crate::wire::opcode::{admin, nvm};
 use crate::wire::{Sqe, Status};
@@ -38,6 +38,33 @@ fn what_is_written_is_read_back() {
         assert_eq!(io.write_blocks(1, 1024, &[0; BLOCK], BLOCK).unwrap().code(), Status::LBA_OUT_OF_RANGE);
         drop((admin, io));
         bench.settle();
+    }
+}
+
+/// H15: what Identify says of in-capsule data is what is taken, none at all included.
+#[test]
+fn h15_in_capsule_data_is_as_advertised() {
+    for in_capsule_bytes in [0, 4096, 8192, 1 << 20] {
+        let bench = Bench::with(Limits { in_capsule_bytes, ..Limits::default() });
+        let identity = bench.identity(0);
+        let (mut admin, cntlid) = Client::admin(&identity);
+        let bytes = admin.identify(1, 0).unwrap();
+        let shown = IdentifyController::decode(bytes[..].try_into().unwrap());
+        assert_eq!((shown.ioccsz, shown.sgls >> 20 & 1), (4 + in_capsule_bytes / 16, u32::from(in_capsule_bytes > 0)));
+        let mut io = Client::io(&identity, 1, cntlid);
+        io.host.configure(32, in_capsule_bytes);
+        for blocks in [1, 2, 3, 256] {
+            let bytes = pattern(blocks as u8, blocks * BLOCK);
+            assert_eq!(io.write_blocks(1, 0, &bytes, BLOCK).unwrap(), Status::SUCCESS);
+            assert!(io.read_blocks(1, 0, blocks, BLOCK).unwrap() == bytes, "{blocks} blocks");
+        }
+        // One block more than fits ends the connection.
+        io.host.configure(32, in_capsule_bytes + BLOCK as u32);
+        let too_much = pattern(1, in_capsule_bytes as usize + BLOCK);
+        if too_much.len() <= 1 << 20 {
+            assert!(io.write_blocks(1, 0, &too_much, BLOCK).is_err());
+        }
+        assert!(admin.identify(1, 0).is_ok());
     }
 }
 
