@@ -23,7 +23,7 @@ pub struct TcpConfig {
     pub staging_bytes: usize,
     /// How long a host may take over data that it was asked for.
     pub transfer_timeout: Duration,
-    /// How long a host may take none of the bytes that are ready for it.
+    /// How long a host may leave bytes that are ready for it, taking less than 64 KiB of them.
     pub send_timeout: Duration,
 }
 

@@ -38,6 +38,8 @@ pub const ENTRIES_MAX: u16 = 4096;
 
 /// How long the TermReq may take to leave before the socket is closed without it.
 const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(5);
+/// What a reader must take in a `send_timeout` to count as one: a byte now and then would hold buffers for ever.
+const SEND_PROGRESS_BYTES: u64 = 64 << 10;
 /// A transfer must end within this many `transfer_timeout`s even if bytes trickle in.
 const TRICKLE_FACTOR: u32 = 8;
 
@@ -157,7 +159,8 @@ pub struct TcpQueuePair {
     transfer_progress: Option<Instant>,
     /// When to look for transfers that trickle; no later than the oldest one's limit.
     trickle_check: Option<Instant>,
-    send_progress: Option<Instant>,
+    /// Since when it has been reading too slowly, and what had been sent by then.
+    send_progress: Option<(Instant, u64)>,
     closing: Option<CloseReason>,
     close_by: Option<Instant>,
 }
@@ -279,7 +282,12 @@ impl TcpQueuePair {
     /// The socket took `len_bytes` of what `gather` gave.
     pub fn sent(&mut self, len_bytes: usize, now: Instant) {
         self.output.sent(len_bytes);
-        self.send_progress = self.has_output().then_some(now);
+        let sent_bytes = self.output.sent_bytes();
+        self.send_progress = match self.send_progress {
+            _ if !self.has_output() => None,
+            Some((since, before)) if sent_bytes - before < SEND_PROGRESS_BYTES => Some((since, before)),
+            _ => Some((now, sent_bytes)),
+        };
         if self.held_capsule.is_some() {
             self.advance(now);
         }
@@ -321,7 +329,7 @@ impl TcpQueuePair {
     }
 
     fn send_deadline(&self) -> Option<Instant> {
-        self.send_progress.filter(|_| self.closing.is_none()).map(|at| at + self.config.send_timeout)
+        self.send_progress.filter(|_| self.closing.is_none()).map(|(since, _)| since + self.config.send_timeout)
     }
 
     fn trickle_limit(&self) -> Duration {

@@ -42,6 +42,8 @@ pub(crate) struct Output {
     /// Bytes of the front chunk that are gone.
     front_sent: usize,
     held: Vec<Option<Held>>,
+    /// Unused places of `held`.
+    free: Vec<usize>,
     pushed_bytes: u64,
     sent_bytes: u64,
     /// Stream positions at which an answer ends.
@@ -56,6 +58,11 @@ impl Output {
     /// Bytes that wait.
     pub(crate) fn pending_bytes(&self) -> u64 {
         self.pushed_bytes - self.sent_bytes
+    }
+
+    /// Bytes that are gone, since the connection began.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// Answers whose last byte hasn't gone.
@@ -83,8 +90,7 @@ impl Output {
 
     pub(crate) fn hold(&mut self, buffer: IoBuf) -> HeldKey {
         let held = Held { buffer, chunks: 0, drop_when_sent: false };
-        let free = self.held.iter().position(Option::is_none);
-        let index = free.unwrap_or_else(|| {
+        let index = self.free.pop().unwrap_or_else(|| {
             self.held.push(None);
             self.held.len() - 1
         });
@@ -126,14 +132,17 @@ impl Output {
 
     /// Takes the buffer back, if none of its bytes wait.
     pub(crate) fn take_back(&mut self, key: HeldKey) -> Option<IoBuf> {
-        let slot = self.held.get_mut(key.0)?;
-        slot.take_if(|held| held.chunks == 0).map(|held| held.buffer)
+        let held = self.held.get_mut(key.0)?.take_if(|held| held.chunks == 0)?;
+        self.free.push(key.0);
+        Some(held.buffer)
     }
 
     /// Takes the buffer back whatever waits: only once nothing is sent any more.
     pub(crate) fn take_back_closed(&mut self, key: HeldKey) -> Option<IoBuf> {
         self.discard();
-        self.held.get_mut(key.0)?.take().map(|held| held.buffer)
+        let held = self.held.get_mut(key.0)?.take()?;
+        self.free.push(key.0);
+        Some(held.buffer)
     }
 
     /// Forgets what waits; held buffers stay until they are taken back or this goes.
@@ -205,7 +214,9 @@ impl Output {
     }
 
     fn drop_if_done(&mut self, key: HeldKey) {
-        self.held[key.0].take_if(|held| held.drop_when_sent && held.chunks == 0);
+        if self.held[key.0].take_if(|held| held.drop_when_sent && held.chunks == 0).is_some() {
+            self.free.push(key.0);
+        }
     }
 
     /// Gives room of sent control bytes back once it is the greater part, so that the copy is amortised.

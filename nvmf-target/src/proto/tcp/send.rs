@@ -103,7 +103,8 @@ impl TcpQueuePair {
     /// The clock of a slow reader runs from when there is something to read.
     pub(super) fn note_output(&mut self, now: Instant) {
         if self.has_output() {
-            self.send_progress.get_or_insert(now);
+            let sent_bytes = self.output.sent_bytes();
+            self.send_progress.get_or_insert((now, sent_bytes));
         }
     }
 }

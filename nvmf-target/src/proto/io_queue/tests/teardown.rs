@@ -124,10 +124,38 @@ fn h30_a_slow_reader_is_cut() {
     queue.complete(token, reply, now);
     assert_eq!(queue.next_deadline(), Some(now + timeout));
     queue.sent(1, now + timeout / 2);
+    queue.tick(now + timeout - Duration::from_millis(1));
+    assert_eq!(queue.poll_close(), None);
     queue.tick(now + timeout);
-    assert_eq!(queue.poll_close(), None, "a byte is progress");
-    queue.tick(now + timeout / 2 + timeout);
-    assert_eq!(queue.poll_close(), Some(CloseReason::SendTimeout));
+    assert_eq!(queue.poll_close(), Some(CloseReason::SendTimeout), "a byte now and then is no reading");
+}
+
+/// A reader that is slow but reads is kept.
+#[test]
+fn a_reader_that_takes_its_time_is_kept() {
+    let config = PairConfig::default();
+    let step = config.tcp.send_timeout - Duration::from_millis(1);
+    let mut host = RawHost::connected(config);
+    let bytes = host.capsule_as_is(with_cid(ranged_transport(nvm::READ, 0, 2048, 512), 1), None);
+    let mut now = host.pair.now;
+    let replies = Arc::clone(&host.pair.replies);
+    let queue = host.pair.queue().expect("connected");
+    queue.receive_slice()[..bytes.len()].copy_from_slice(&bytes);
+    queue.received(bytes.len(), now);
+    let command = queue.poll_command(now).expect("a read");
+    command.backend.submit(command.operation, crate::backend::Done::new(Arc::clone(&replies) as _, command.token));
+    let (token, reply) = replies.take(0).expect("answered");
+    queue.complete(token, reply, now);
+    for _ in 0..15 {
+        now += step;
+        queue.tick(now);
+        assert_eq!(queue.poll_close(), None);
+        queue.sent(64 << 10, now);
+    }
+    now += step;
+    queue.sent((64 << 10) + 48, now);
+    assert!(!queue.has_output());
+    assert_eq!(queue.next_deadline(), None);
 }
 
 /// H57: aborted before its data came: the data is taken, nothing is written, 00/07h.
