@@ -212,10 +212,12 @@ limits() {
       nvme read "$n" -s 0 -c $((bytes / bs - 1)) -z $bytes -d /tmp/r >/dev/null; same /tmp/r /tmp/a
     fi
     dd if=/dev/urandom of=/tmp/a bs="$bs" count=1 2>/dev/null
+    rm -f /tmp/r   # nvme-cli doesn't cut a longer file
     nvme write "$n" -s $((nsze - 1)) -c 0 -z "$bs" -d /tmp/a >/dev/null
     nvme read "$n" -s $((nsze - 1)) -c 0 -z "$bs" -d /tmp/r >/dev/null; same /tmp/r /tmp/a
+    truncate -s $((2 * bs)) /tmp/two
     refused 'LBA.*range' nvme read "$n" -s "$nsze" -c 0 -z "$bs" -d /tmp/r
-    refused 'LBA.*range' nvme write "$n" -s $((nsze - 1)) -c 1 -z $((2 * bs)) -d /tmp/r
+    refused 'LBA.*range' nvme write "$n" -s $((nsze - 1)) -c 1 -z $((2 * bs)) -d /tmp/two
   done
 }
 
