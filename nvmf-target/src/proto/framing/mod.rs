@@ -88,7 +88,9 @@ impl Framer {
 
     /// The room for the next bytes.
     pub fn room(&mut self) -> &mut [u8] {
-        if self.start > 0 && self.end > self.staging.len() / 2 {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 && self.end > self.staging.len() / 2 {
             self.staging.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }

@@ -65,7 +65,11 @@ pub struct IoQueuePair {
 impl IoQueuePair {
     /// The queue whose Connect was accepted on `tcp` (after `establish`; the answer may still be in its output).
     /// `queue` is registered with `shared`. It takes no buffers until [`IoQueuePair::attach`].
+    ///
+    /// # Panics
+    /// If `queue` is of another size than `tcp` was established with: a fault of the caller.
     pub fn new(tcp: TcpQueuePair, shared: Arc<ControllerShared>, queue: Arc<QueueShared>) -> Self {
+        assert_eq!(tcp.entries(), queue.entries(), "one queue has two sizes");
         let entries = usize::from(queue.entries());
         let mut queue_pair = Self {
             tcp,

@@ -1,4 +1,4 @@
-//! Both ends of a queue in memory, for tests and fuzzing: a host or raw bytes against an [`IoQueuePair`] over a back
+//! Both ends of a queue in memory, for tests and fuzzing: a host or raw bytes against an `IoQueuePair` over a back
 //! end in memory, on virtual time, the stream cut and joined at random but reproducibly.
 //!
 //! Must not touch sockets, clocks or threads: a seed gives the same run every time.

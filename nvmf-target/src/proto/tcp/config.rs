@@ -56,3 +56,19 @@ pub struct QueueParams {
     /// Size of the staging buffer from now on.
     pub staging_bytes: usize,
 }
+
+/// What one command may add to the output besides pool buffers: data that is small enough to be copied, headers,
+/// digests, padding, R2Ts.
+const OUTPUT_BYTES_PER_COMMAND: usize = 4096 + 512;
+/// One bit for each command id.
+const COMMAND_ID_BYTES: usize = 65_536 / 8;
+
+impl QueueParams {
+    /// The most memory that a connection with these settings holds, besides buffers of the pool: staging, the reserve
+    /// for in-capsule data (resident only once used), and the output. For memory plans.
+    pub fn bound_bytes(&self) -> usize {
+        let entries = usize::from(self.entries);
+        let reserve = entries * self.in_capsule_bytes as usize;
+        self.staging_bytes + reserve + entries * OUTPUT_BYTES_PER_COMMAND + COMMAND_ID_BYTES
+    }
+}

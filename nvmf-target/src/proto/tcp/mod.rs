@@ -352,6 +352,11 @@ impl TcpQueuePair {
         self.closing.is_some()
     }
 
+    /// The queue's size, from `establish`.
+    pub fn entries(&self) -> u16 {
+        self.entries
+    }
+
     /// Commands received and not yet answered.
     pub fn outstanding(&self) -> usize {
         self.slots.taken()

@@ -218,3 +218,56 @@ fn h21_a_host_that_does_not_read_stops_being_read_and_recovers() {
     assert_eq!(pair.take_raw().len(), 24);
     assert_eq!(pair.closed(), None);
 }
+
+/// H11: what is sent is what its digest was made of, though the block is overwritten while it waits to be sent.
+#[test]
+fn h11_a_block_overwritten_while_it_is_being_sent_keeps_its_digest() {
+    for lba_count in [1u32, 16, 2048] {
+        let mut config = PairConfig { piece_max_bytes: 300, ..PairConfig::default() };
+        (config.host.header_digest, config.host.data_digest) = (true, true);
+        let mut pair = Pair::connected(config);
+        let old = Random::new(2).bytes(lba_count as usize * 512);
+        pair.backend.set(0, &old);
+        pair.hold_replies = true;
+        let data = HostData::FromController(IoBuf::heap(old.len()));
+        pair.submit(ranged(nvm::READ, 0, lba_count), data, 1);
+        pair.run();
+        assert!(pair.answer_one());
+        pair.backend.set(0, &vec![0xee; old.len()]);
+        pair.run();
+        let done = pair.host.poll_completion().expect("the read completes");
+        assert!(data_of(done) == old);
+    }
+}
+
+/// The output of a queue whose host doesn't read stays within what the memory plan counts.
+#[test]
+fn what_a_queue_holds_for_a_host_that_does_not_read_is_bounded() {
+    let mut host = RawHost::connected(PairConfig { entries: 8, ..PairConfig::default() });
+    let now = host.pair.now;
+    let reads: Vec<u8> = (0..100u16)
+        .flat_map(|cid| host.capsule_as_is(with_cid(ranged_transport(nvm::READ, 0, 8, 512), cid), None))
+        .collect();
+    let replies = Arc::clone(&host.pair.replies);
+    let queue = host.pair.queue().expect("connected");
+    for capsule in reads.chunks(72) {
+        let into = queue.receive_slice();
+        if into.is_empty() {
+            break;
+        }
+        into[..72].copy_from_slice(capsule);
+        queue.received(72, now);
+        while let Some(command) = queue.poll_command(now) {
+            let done = crate::backend::Done::new(Arc::clone(&replies) as _, command.token);
+            command.backend.submit(command.operation, done);
+            let (token, reply) = replies.take(0).expect("answered at once");
+            queue.complete(token, reply, now);
+        }
+    }
+    let mut slices = Vec::new();
+    queue.gather(&mut slices);
+    let waiting: usize = slices.iter().map(|s| s.len()).sum();
+    assert!(queue.receive_slice().is_empty(), "back-pressure");
+    assert!(waiting <= 8 * (4096 + 512), "{waiting} bytes wait");
+    assert_eq!(host.pair.pool.out_bytes(), 0, "small reads don't hold the pool's buffers");
+}
