@@ -191,4 +191,18 @@ mod tests {
         }
         assert_eq!(checked(|_, d| d.hostid = [0; 16]), Err(Refusal::invalid(InvalidIn::Data, 0)));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_checked_without_a_panic(
+            head in proptest::array::uniform32(proptest::num::u8::ANY),
+            tail in proptest::array::uniform32(proptest::num::u8::ANY),
+            data in proptest::collection::vec(proptest::num::u8::ANY, 0..1100),
+        ) {
+            let mut sqe = [0; 64];
+            sqe[..32].copy_from_slice(&head);
+            sqe[32..].copy_from_slice(&tail);
+            let _ = check(&sqe, &data, &LIMITS);
+        }
+    }
 }

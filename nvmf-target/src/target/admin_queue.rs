@@ -41,10 +41,12 @@ pub(super) async fn drive(
     // A task of its own: should it panic, what follows still happens.
     let (reason, detail) = tokio::spawn(driver.run()).await.unwrap_or((EndReason::Internal, None));
     controller.end(reason);
-    tracing::info!(
-        peer = %controller.peer, host = ?controller.host, cntlid = controller.shared.cntlid().0, %reason, ?detail,
-        "association over"
-    );
+    if target.log_limit.allows(Instant::now()) {
+        tracing::info!(
+            peer = %controller.peer, host = ?controller.host, cntlid = controller.shared.cntlid().0, %reason, ?detail,
+            "association over"
+        );
+    }
     if matches!(detail, Some(CloseReason::ProtocolError { .. })) {
         linger(&stream).await;
     }

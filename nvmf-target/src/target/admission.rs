@@ -114,7 +114,9 @@ fn end_predecessors(registry: &Registry, new: Option<&Association>, now: Instant
 
 fn enter(target: &Arc<Target>, registry: &mut Registry, association: Association) -> Option<Admitted> {
     let limits = &target.config.limits;
-    if registry.controllers.len() >= limits.controllers {
+    let same = |c: &&Arc<Controller>| c.subsystem == association.subsystem && c.host == association.host;
+    let of_host = registry.controllers.iter().filter(same).count();
+    if registry.controllers.len() >= limits.controllers || of_host >= limits.controllers_per_host {
         return None;
     }
     let cntlid = registry.free_cntlid()?;

@@ -177,10 +177,12 @@ impl Connecting {
             Err(refusal) => return Some(self.refuse(slot, refusal)),
         };
         self.ticket.connected();
-        tracing::info!(
-            peer = %self.peer, host = ?request.host, subsystem = ?request.subsystem,
-            cntlid = controller.shared.cntlid().0, kato_ms = request.kato_ms, "host connected"
-        );
+        if self.target.log_limit.allows(Instant::now()) {
+            tracing::info!(
+                peer = %self.peer, host = ?request.host, subsystem = ?request.subsystem,
+                cntlid = controller.shared.cntlid().0, kato_ms = request.kato_ms, "host connected"
+            );
+        }
         let in_capsule_bytes = self.target.config.tcp.admin_in_capsule_bytes;
         let staging_bytes = self.target.config.tcp.staging_bytes;
         self.accept(slot, &request, controller.shared.cntlid().0, in_capsule_bytes, staging_bytes);

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Associations (controllers) at a time, discovery included.
     pub controllers: usize,
+    /// Associations of one host with one subsystem (or with discovery) at a time.
+    pub controllers_per_host: usize,
     /// I/O queues of one controller.
     pub io_queues: u16,
     /// Entries of one queue.
@@ -41,6 +43,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             controllers: 256,
+            controllers_per_host: 32,
             io_queues: 16,
             queue_entries: 128,
             in_capsule_bytes: 8192,

@@ -27,7 +27,7 @@ pub enum Errand {
 pub struct AdminQueuePair {
     tcp: TcpQueuePair,
     intake: Intake,
-    controller: AdminController,
+    pub(super) controller: AdminController,
     /// Slots of held Asynchronous Event Requests.
     held: Vec<(CommandId, Slot)>,
     errand: Option<Errand>,

@@ -140,6 +140,15 @@ fn a_silent_predecessor_is_ended_and_a_living_one_is_not() {
     assert!(silent.wait_closed());
 }
 
+#[test]
+fn one_host_cannot_take_every_controller() {
+    let bench = Bench::with(Limits { controllers_per_host: 3, ..Limits::default() });
+    let _few: Vec<_> = (0..3).map(|_| Client::admin(&bench.identity(1))).collect();
+    let (_, refused) = Client::connect(&bench.identity(1), 0, 0xFFFF).unwrap();
+    assert_eq!(refused.status, Status::CONNECT_CONTROLLER_BUSY);
+    Client::admin(&bench.identity(2));
+}
+
 /// H30: hosts that vanish in the middle of writes are cut by keep-alive, and all that they held comes back.
 #[test]
 fn h30_nothing_is_left_of_hosts_that_vanish() {
