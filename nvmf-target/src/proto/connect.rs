@@ -53,6 +53,9 @@ impl Refusal {
     }
 }
 
+/// The largest admin queue in entries: hosts ask for 32, and each entry may hold a capsule's data.
+pub const ADMIN_ENTRIES_MAX: u16 = 128;
+
 /// Limits of queues that a host may ask for.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueLimits {
@@ -91,7 +94,9 @@ fn check_command(command: &ConnectCommand, limits: &QueueLimits) -> Result<(), R
     let invalid = |at| Err(Refusal::invalid(InvalidIn::Command, at));
     // SQSIZE is 0-based, and a queue has two entries at least.
     let entries = command.sqsize.checked_add(1).filter(|entries| *entries >= 2);
-    if entries.is_none_or(|entries| entries > limits.max_queue_entries) {
+    let most =
+        if command.qid == 0 { limits.max_queue_entries.min(ADMIN_ENTRIES_MAX) } else { limits.max_queue_entries };
+    if entries.is_none_or(|entries| entries > most) {
         return invalid(offset::SQSIZE);
     }
     if command.qid > limits.max_io_queues {
@@ -170,8 +175,16 @@ mod tests {
             checked(|c, _| c.recfmt = 1),
             Err(Refusal { status: Status::CONNECT_INCOMPATIBLE_FORMAT.dnr(), dw0: 0 })
         );
-        let (command, full) = good();
+        let large = QueueLimits { max_queue_entries: 4096, ..LIMITS };
+        let (mut command, mut full) = good();
         let mut sqe = [0; 64];
+        command.sqsize = 128;
+        command.encode_into(&mut sqe);
+        assert_eq!(check(&sqe, &full.encode(), &large), Err(Refusal::invalid(InvalidIn::Command, 44)), "admin");
+        (command.qid, full.cntlid) = (1, 1);
+        command.encode_into(&mut sqe);
+        assert!(check(&sqe, &full.encode(), &large).is_ok());
+        let (command, full) = good();
         command.encode_into(&mut sqe);
         assert_eq!(check(&sqe, &full.encode()[..1023], &LIMITS), Err(Refusal::of(Status::SGL_LENGTH_INVALID.dnr())));
     }

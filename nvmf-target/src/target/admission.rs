@@ -19,7 +19,7 @@ use crate::wire::{ControllerId, QueueId, Status};
 
 /// How long the queue whose id is asked for may take to notice that its connection is dead; one that is still there
 /// then is a true duplicate.
-const DUPLICATE_GRACE: Duration = Duration::from_millis(1000);
+const DUPLICATE_GRACE: Duration = Duration::from_millis(2000);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// An accepted association.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::proto::tcp::ENTRIES_MAX;
+
 /// Limits of one target, fixed while it runs.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -63,6 +65,15 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// The limits as they can be kept: what a host may ask for must never be more than the transport can do.
+    pub(super) fn sound(mut self) -> Self {
+        self.queue_entries = self.queue_entries.clamp(2, ENTRIES_MAX);
+        self.io_queues = self.io_queues.max(1);
+        self.max_nsid = self.max_nsid.clamp(1, u32::MAX - 2);
+        self.in_capsule_bytes &= !15;
+        self
+    }
+
     /// MDTS as Identify gives it: a power of two of 4 KiB pages.
     pub(super) fn mdts(&self) -> u8 {
         (self.mdts_bytes.max(4096) / 4096).ilog2() as u8

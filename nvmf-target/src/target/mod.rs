@@ -100,7 +100,8 @@ impl Departing {
 
 impl Target {
     /// A target without subsystems or listeners.
-    pub fn new(config: TargetConfig) -> Arc<Self> {
+    pub fn new(mut config: TargetConfig) -> Arc<Self> {
+        config.limits = config.limits.sound();
         Arc::new(Self {
             config,
             registry: Mutex::new(Registry::new()),

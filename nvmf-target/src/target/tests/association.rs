@@ -128,13 +128,13 @@ fn a_successor_is_told_to_come_again_if_that_takes_too_long() {
 #[test]
 fn a_silent_predecessor_is_ended_and_a_living_one_is_not() {
     let bench = Bench::new();
-    let identity = Identity { kato_ms: 2000, ..bench.identity(1) };
+    let identity = Identity { kato_ms: 4000, ..bench.identity(1) };
     let (mut silent, first) = Client::admin(&identity);
     let (_second, second) = Client::admin(&identity);
     let live = || bench.target.snapshot().controllers.iter().filter(|c| !c.ending).count();
     assert_eq!(live(), 2, "a host may have two associations");
     assert_ne!(first, second);
-    std::thread::sleep(Duration::from_millis(1700));
+    std::thread::sleep(Duration::from_millis(3300));
     let (_third, _) = Client::admin(&identity);
     assert_eq!(live(), 1, "both were silent for too long");
     assert!(silent.wait_closed());

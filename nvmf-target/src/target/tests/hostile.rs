@@ -15,7 +15,7 @@ use crate::wire::opcode::{admin, nvm};
 use crate::wire::{Sqe, Status};
 
 fn hasty() -> Limits {
-    Limits { connect_timeout: Duration::from_millis(300), unconnected_per_peer: 8, ..Limits::default() }
+    Limits { connect_timeout: Duration::from_millis(1500), unconnected_per_peer: 8, ..Limits::default() }
 }
 
 /// Reads to the end; what the other side sent.
@@ -39,7 +39,7 @@ fn half_open_connections_are_closed_and_shut_nobody_out() {
     for stream in idle {
         assert_eq!(drain(stream), b"");
     }
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(10));
     eventually("only the honest host is left", || bench.target.snapshot().connections == 2);
     Client::admin(&bench.identity(2));
     assert!(admin.identify(1, 0).is_ok());
