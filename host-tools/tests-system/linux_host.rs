@@ -200,7 +200,8 @@ pub fn given_target(report: &mut Report, folder: &Path) -> Result<()> {
     let given = std::env::var("SLUICE_TARGET").context("SLUICE_TARGET=PORT,NQN,NSID_4K,NSID_512")?;
     let network = Network::UserMode;
     let prelude = self::given(&network, &given)?;
-    for kernel in KERNELS {
+    let only = std::env::var("SLUICE_GUEST_KERNEL").ok();
+    for kernel in KERNELS.into_iter().filter(|kernel| only.as_deref().is_none_or(|only| only == *kernel)) {
         report.group(&format!("given-{kernel}"));
         let Some(mut guest) = report.value("boot", || boot(kernel, &network, &folder.join(kernel), "")) else {
             continue;

@@ -6,7 +6,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::process::{mortal, run_ok};
 
@@ -26,7 +26,10 @@ impl Network {
         }
         remove_stale()?;
         let network = Network::Namespace { name: format!("{PREFIX}{}", std::process::id()) };
-        network.up().context("setting up a network namespace with a tap")?;
+        if let Err(error) = network.up() {
+            println!("        no network namespace with a tap here, so over QEMU's user-mode network: {error:#}");
+            return Ok(Network::UserMode);
+        }
         Ok(network)
     }
 

@@ -173,7 +173,7 @@ fio_4k() {
 fio_512() {
   local n; n=$(namespace "$NS512")
   verify "$n" 512 --rw=randwrite --bs=512 --size=1m --iodepth=32
-  verify "$n" odd --rw=randwrite --bsrange=512-64k --bs_unaligned=1 --size=16m --iodepth=16
+  verify "$n" odd --rw=randwrite --bsrange=512-64k --size=16m --iodepth=16
   verify "$n" to1m --rw=randwrite --bsrange=512-1m --size=48m --iodepth=8
 }
 
@@ -181,7 +181,7 @@ fio_512() {
 commands() {
   local id n bs i; dmesg_mark
   for id in "$NS4K" "$NS512"; do
-    n=$(namespace "$id"); bs=$(blockdev --getss "$n")
+    n=$(namespace "$id"); bs=$(blockdev --getss "$n"); rm -f /tmp/r   # nvme-cli doesn't cut a longer file
     dd if=/dev/urandom of=/tmp/a bs="$bs" count=1 2>/dev/null; dd if=/dev/urandom of=/tmp/b bs="$bs" count=1 2>/dev/null
     dd if=/dev/zero of=/tmp/zero bs="$bs" count=1 2>/dev/null
     for i in 6 7 8; do nvme write "$n" -s $i -c 0 -z "$bs" -d /tmp/a >/dev/null; done
@@ -212,7 +212,7 @@ limits() {
       nvme read "$n" -s 0 -c $((bytes / bs - 1)) -z $bytes -d /tmp/r >/dev/null; same /tmp/r /tmp/a
     fi
     dd if=/dev/urandom of=/tmp/a bs="$bs" count=1 2>/dev/null
-    rm -f /tmp/r   # nvme-cli doesn't cut a longer file
+    rm -f /tmp/r
     nvme write "$n" -s $((nsze - 1)) -c 0 -z "$bs" -d /tmp/a >/dev/null
     nvme read "$n" -s $((nsze - 1)) -c 0 -z "$bs" -d /tmp/r >/dev/null; same /tmp/r /tmp/a
     truncate -s $((2 * bs)) /tmp/two
