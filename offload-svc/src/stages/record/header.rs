@@ -65,7 +65,8 @@ pub struct Birth {
     pub block_count: u64,
     /// Block size is `1 << block_shift` bytes.
     pub block_shift: u8,
-    /// Rises with every write of the volume's shard.
+    /// Rises with every write of the volume's shard. Lineage, key epoch, LBA and generation name one record and no other, so a
+    /// clone that writes takes a key epoch of its own.
     pub generation: u64,
 }
 
