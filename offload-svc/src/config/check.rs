@@ -134,7 +134,9 @@ impl Checker<'_> {
         }
         let (kib64, mib64) = (ByteSize::kib(64), ByteSize::mib(64));
         self.size(&["pool", "segment_size"], pool.segment_size, kib64, ByteSize::mib(1), mib64);
-        self.size(&["pool", "member_size"], pool.member_size, ByteSize::kib(4), mib64, ByteSize(1 << 54));
+        let least = ByteSize(pool.layout().member_bytes_min().next_multiple_of(1 << 20));
+        self.size(&["pool", "member_size"], pool.member_size, ByteSize::kib(4), least, ByteSize(1 << 54));
+        self.size(&["pool", "map_memory"], pool.map_memory, ByteSize::kib(4), ByteSize::mib(1), ByteSize::gib(1024));
         self.range(&["pool", "member_timeout_ms"], pool.member_timeout_ms, 10, 60_000);
         self.range(&["pool", "checkpoint_interval_ms"], pool.checkpoint_interval_ms, 100, 3_600_000);
         self.range(&["pool", "max_replay_segments"], pool.max_replay_segments.into(), 4, 65_536);
@@ -155,10 +157,10 @@ impl Checker<'_> {
             match member {
                 MemberSpec::Block(path) => self.block_device(&key, path),
                 MemberSpec::File(path) => self.file(&key, path),
-                MemberSpec::Mem(size) if *size < ByteSize::mib(64) => {
-                    self.report(&key, Reason::SizeOutOfRange { min: ByteSize::mib(64), max: ByteSize(1 << 54) });
+                MemberSpec::Mem(size) => {
+                    let least = ByteSize(self.config.pool.layout().member_bytes_min().next_multiple_of(1 << 20));
+                    self.size(&key, *size, ByteSize::kib(4), least, ByteSize(1 << 54));
                 }
-                MemberSpec::Mem(_) => {}
             }
         }
     }

@@ -58,6 +58,12 @@ fn checked(loaded: Loaded, machine: &Machine) -> Result<Checked, ConfigError> {
     let reactors = reactor_count(&config, machine);
     let plan = MemoryPlan::of(&config, reactors, machine);
     if problems.is_empty()
+        && let Some(min) = plan::buffers_short(&config, reactors)
+    {
+        let reason = Reason::SizeOutOfRange { min, max: values::ByteSize::gib(1024) };
+        problems.push(sources.problem(&["buffers", "memory"], reason));
+    }
+    if problems.is_empty()
         && let Err(shortage) = plan.fits()
     {
         problems.push(sources.problem_at_key(&[] as &[&str], Reason::Memory(Box::new(shortage))));

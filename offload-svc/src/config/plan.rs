@@ -10,6 +10,8 @@ use thiserror::Error;
 use super::machine::{FoundMemory, Machine, MemoryBound};
 use super::schema::Config;
 use super::values::{BackendSpec, ByteSize, MemberSpec};
+use crate::pool::memory_needs;
+use crate::pool::options::EXTENT_HEAP_BYTES;
 
 /// Bytes that an I/O queue's connection reads at once at most.
 pub const QUEUE_STAGING_BYTES: u64 = 128 << 10;
@@ -28,10 +30,6 @@ mod cost {
     pub(super) const COMMAND: u64 = 512;
     /// An admin queue: 32 commands of up to 4 KiB, log pages, connection.
     pub(super) const ADMIN_QUEUE: u64 = 256 << 10;
-    /// One extent in a shard's map (`pool::map`), the tree around it included.
-    pub(super) const MAP_ENTRY: u64 = 96;
-    /// An extent covers at least this many bytes once its blocks are all written one by one.
-    pub(super) const MAP_GRAIN: u64 = 4096;
     /// A namespace, subsystem or volume in the registry.
     pub(super) const OBJECT: u64 = 8 << 10;
 }
@@ -132,14 +130,12 @@ impl MemoryPlan {
     }
 
     fn storage(&mut self, config: &Config) {
-        let sizes = config.volumes.iter().map(|volume| volume.size.0);
-        let extents = sizes.map(|bytes| bytes.div_ceil(cost::MAP_GRAIN)).fold(0, u64::saturating_add);
-        self.add(
-            "map, when every block was written alone",
-            format!("{extents} extents of 4KiB x {} B", cost::MAP_ENTRY),
-            "the volumes' sizes",
-            product(&[extents, cost::MAP_ENTRY]),
-        );
+        if !config.pool.members.is_empty() {
+            let extents = config.pool.mount_options().map_extents_max;
+            let needs = memory_needs(&config.pool.layout(), &config.pool.mount_options());
+            let formula = format!("at most {extents} extents x {EXTENT_HEAP_BYTES} B");
+            self.add("volumes' maps", formula, "pool.map_memory", needs.map_bytes_max);
+        }
         let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
         let plain = namespaces.clone().filter_map(|namespace| match namespace.backend {
             BackendSpec::Mem(size) => Some(size.0),
@@ -196,6 +192,17 @@ impl MemoryPlan {
         }
         table.to_string()
     }
+}
+
+/// The least `buffers.memory` that the pool can work with, if the configured one is less: half of it is the back ends', and
+/// each reactor's part of the pool must find its own there (`pool::MemoryNeeds`).
+pub fn buffers_short(config: &Config, reactors: usize) -> Option<ByteSize> {
+    if config.pool.members.is_empty() {
+        return None;
+    }
+    let needs = memory_needs(&config.pool.layout(), &config.pool.mount_options());
+    let least = product(&[2, reactors as u64, needs.buffer_bytes_per_reactor]);
+    (config.buffers.memory.0 < least).then(|| ByteSize(least.next_multiple_of(1 << 20)))
 }
 
 fn found(config: &Config, machine: &Machine) -> FoundMemory {

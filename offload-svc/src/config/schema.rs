@@ -4,11 +4,14 @@
 //! what a key is used for. Invariant: no secret ever stands in a configuration, only the path of a key file.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::names::{Nqn, Serial, VolumeName};
 use super::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression, CpuList, MemberSpec};
+use crate::pool::options::EXTENT_HEAP_BYTES;
+use crate::pool::{Layout, MountOptions};
 
 /// A whole configuration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -176,6 +179,8 @@ pub struct Pool {
     pub checkpoint_interval_ms: u64,
     /// Segments that a mount reads at most.
     pub max_replay_segments: u32,
+    /// Memory for the volumes' maps; what doesn't fit is answered with Capacity Exceeded.
+    pub map_memory: ByteSize,
     /// The key-encryption key: 32 bytes, made at the first start with mode 0600.
     pub key_file: PathBuf,
 }
@@ -188,10 +193,35 @@ impl Default for Pool {
             members: Vec::new(),
             member_size: ByteSize::gib(1),
             segment_size: ByteSize::mib(4),
-            member_timeout_ms: 5_000,
+            member_timeout_ms: 2_000,
             checkpoint_interval_ms: 30_000,
             max_replay_segments: 64,
+            map_memory: ByteSize::gib(1),
             key_file: PathBuf::from("/etc/sluice/pool.key"),
+        }
+    }
+}
+
+impl Pool {
+    /// What a format makes.
+    pub fn layout(&self) -> Layout {
+        Layout {
+            data_shards: self.k,
+            parity_shards: self.m,
+            // At most 64 MiB: checked.
+            segment_bytes: u32::try_from(self.segment_size.bytes()).unwrap_or(u32::MAX),
+            ..Layout::default()
+        }
+    }
+
+    /// How a mounted pool behaves.
+    pub fn mount_options(&self) -> MountOptions {
+        MountOptions {
+            member_timeout: Duration::from_millis(self.member_timeout_ms),
+            max_replay_segments: self.max_replay_segments,
+            checkpoint_interval: Duration::from_millis(self.checkpoint_interval_ms),
+            map_extents_max: self.map_memory.bytes() / EXTENT_HEAP_BYTES,
+            ..MountOptions::default()
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::manage::view::{Listener, MountReport, Pool, Space, Status, Subsystem, Volume};
+use crate::manage::view::{Listener, Pool, Space, Status, Subsystem, Volume};
 
 fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     let mut table = Table::new();
@@ -101,7 +101,7 @@ pub(super) fn status(status: &Status) -> String {
 
 pub(super) fn pool(pool: &Pool) -> String {
     let head = format!(
-        "pool {}: {}, {} of {} members, {}+{}, epoch {}, segments of {}\nmount: {}\nreplay: {} of at most {} segments\n",
+        "pool {}: {}, {} of {} members, {}+{}, epoch {}, segments of {}\n{}\nreplay after a crash now: {} of at most {} segments\n",
         pool.uuid,
         pool.health.state,
         pool.health.members_active,
@@ -110,21 +110,20 @@ pub(super) fn pool(pool: &Pool) -> String {
         pool.m,
         pool.epoch,
         size(pool.segment_bytes),
-        mount(&pool.mount),
+        safe(&pool.mount.summary),
         pool.replay_segments,
         pool.replay_segments_max,
     );
+    let unopened = pool.unopened.iter().map(|(name, why)| format!("can't be opened: {}: {}\n", safe(name), safe(why)));
     let header =
-        ["member", "source", "state", "epoch", "size", "read err", "write err", "timeouts", "bad shards", "repaired"];
-    let mut members = table(header, &[0, 3, 4, 5, 6, 7, 8, 9]);
+        ["member", "source", "state", "epoch", "read errors", "write errors", "timeouts", "bad shards", "repaired"];
+    let mut members = table(header, &[0, 3, 4, 5, 6, 7, 8]);
     for member in &pool.members {
-        let reason = if member.reason.is_empty() { String::new() } else { format!(": {}", safe(&member.reason)) };
         members.add_row([
             member.index.to_string(),
             safe(&member.source),
-            format!("{}{reason}", member.state),
+            member.state.clone(),
             member.epoch.to_string(),
-            size(member.size_bytes),
             member.read_errors.to_string(),
             member.write_errors.to_string(),
             member.timeouts.to_string(),
@@ -133,31 +132,33 @@ pub(super) fn pool(pool: &Pool) -> String {
         ]);
     }
     format!(
-        "{head}{members}\n{}\nbytes at rest per user byte: {}",
+        "{head}{}{members}\n{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",
+        unopened.collect::<String>(),
         space(&pool.space),
-        ratio(pool.rest_bytes_per_user_byte)
+        ratio(pool.stored_bytes_per_user_byte),
+        ratio(pool.rest_bytes_per_user_byte),
     )
-}
-
-fn mount(report: &MountReport) -> String {
-    format!("{}, {}", safe(&report.summary), duration(report.duration_ms))
 }
 
 fn space(space: &Space) -> Table {
     let mut rows = table(["space", "bytes", ""], &[1, 2]);
     for (name, bytes) in [
-        ("raw = usable + parity + metadata + reserve", space.raw_bytes),
-        ("usable = used + free", space.usable_bytes),
+        ("raw, the sum of:", space.raw_bytes),
+        ("  metadata", space.metadata_bytes),
+        ("  parity", space.parity_bytes),
+        ("  reserve for cleaning and checkpoints", space.reserve_bytes),
+        ("  checkpoint", space.checkpoint_bytes),
         ("  used", space.used_bytes),
+        ("  reclaimable by cleaning", space.reclaimable_bytes),
         ("  free", space.free_bytes),
-        ("parity", space.parity_bytes),
-        ("metadata", space.metadata_bytes),
-        ("reserve", space.reserve_bytes),
+        ("usable: raw without metadata and parity", space.usable_bytes),
         ("stored by users", space.user_bytes),
-        ("saved by compression", space.saved_bytes),
     ] {
         rows.add_row([name.to_owned(), bytes.to_string(), size(bytes)]);
     }
+    let sign = if space.saved_bytes < 0 { "-" } else { "" };
+    let saved = format!("{sign}{}", size(space.saved_bytes.unsigned_abs()));
+    rows.add_row(["saved by compression".to_owned(), space.saved_bytes.to_string(), saved]);
     rows
 }
 

@@ -157,15 +157,23 @@ pub const METRICS: &[Metric] = &[
     metric!("sluice_pool_usable_bytes", Gauge, "What can hold user data", |s| of_pool(s, |p| p.space.usable_bytes)),
     metric!("sluice_pool_used_bytes", Gauge, "Of the usable, in use", |s| of_pool(s, |p| p.space.used_bytes)),
     metric!("sluice_pool_free_bytes", Gauge, "Of the usable, free", |s| of_pool(s, |p| p.space.free_bytes)),
+    metric!("sluice_pool_reclaimable_bytes", Gauge, "Dead records and room in open segments, for the cleaner", |s| {
+        of_pool(s, |p| p.space.reclaimable_bytes)
+    }),
+    metric!("sluice_pool_checkpoint_bytes", Gauge, "Held by checkpoints", |s| of_pool(s, |p| p.space.checkpoint_bytes)),
+    metric!("sluice_pool_user_bytes", Gauge, "What users have stored, before compression", |s| {
+        of_pool(s, |p| p.space.user_bytes)
+    }),
+    metric!("sluice_pool_map_extents", Gauge, "Extents in all maps", |s| of_pool(s, |p| p.counters.map_extents)),
     metric!("sluice_pool_parity_bytes", Gauge, "Parity", |s| of_pool(s, |p| p.space.parity_bytes)),
-    metric!("sluice_pool_metadata_bytes", Gauge, "Superblocks, headers, checkpoints", |s| {
+    metric!("sluice_pool_metadata_bytes", Gauge, "Superblocks, and tails shorter than a segment", |s| {
         of_pool(s, |p| p.space.metadata_bytes)
     }),
     metric!("sluice_pool_reserve_bytes", Gauge, "Kept for cleaning and checkpoints", |s| {
         of_pool(s, |p| p.space.reserve_bytes)
     }),
     metric!("sluice_pool_saved_bytes", Gauge, "What compression saves of the user's bytes", |s| {
-        of_pool(s, |p| p.space.saved_bytes)
+        of_pool(s, |p| p.space.saved_bytes.max(0) as u64)
     }),
     metric!("sluice_pool_replay_segments", Gauge, "Segments that a mount would read now", |s| {
         of_pool(s, |p| p.replay_segments)
@@ -173,20 +181,9 @@ pub const METRICS: &[Metric] = &[
     metric!("sluice_pool_mount_milliseconds", Gauge, "How long the last mount took", |s| {
         of_pool(s, |p| p.mount.duration_ms)
     }),
-    metric!("sluice_pool_stripes_written", Counter, "Stripes written", |s| of_pool(s, |p| p.counters.stripes_written)),
-    metric!("sluice_pool_commits", Counter, "Group commits", |s| of_pool(s, |p| p.counters.commits)),
     metric!("sluice_pool_checkpoints", Counter, "Checkpoints taken", |s| of_pool(s, |p| p.counters.checkpoints)),
     metric!("sluice_pool_segments_cleaned", Counter, "Segments cleaned", |s| {
         of_pool(s, |p| p.counters.segments_cleaned)
-    }),
-    metric!("sluice_pool_cleaned_bytes", Counter, "Bytes that the cleaner moved", |s| {
-        of_pool(s, |p| p.counters.cleaned_bytes)
-    }),
-    metric!("sluice_pool_degraded_reads", Counter, "Reads that had to rebuild data", |s| {
-        of_pool(s, |p| p.counters.degraded_reads)
-    }),
-    metric!("sluice_pool_unrecovered_reads", Counter, "Reads that found more shards lost than parity covers", |s| {
-        of_pool(s, |p| p.counters.unrecovered_reads)
     }),
     metric!("sluice_member_active", Gauge, "1 if the member serves in the current set", |s| {
         of_members(s, |m| u64::from(m.state == "active"))

@@ -114,9 +114,13 @@ pub struct Pool {
     pub epoch: u64,
     /// The members.
     pub members: Vec<Member>,
-    /// Where the space goes; `raw_bytes` is the sum of the others below it.
+    /// Members of the configuration that could not be opened: which, and why.
+    pub unopened: Vec<(String, String)>,
+    /// Where the space goes.
     pub space: Space,
-    /// Bytes at rest per byte of the user's, headers and parity included; none while nothing is stored.
+    /// Stored bytes per byte of the user's, record headers included, parity not; none while nothing is stored.
+    pub stored_bytes_per_user_byte: Option<f64>,
+    /// The same with the parity of full stripes, `(k+m)/k`.
     pub rest_bytes_per_user_byte: Option<f64>,
     /// What the mount did.
     pub mount: MountReport,
@@ -133,18 +137,14 @@ pub struct Pool {
 pub struct Member {
     /// Its place.
     pub index: u64,
-    /// As configured.
+    /// As configured; empty if this mount was not given it.
     pub source: String,
     /// Its UUID.
     pub uuid: String,
-    /// `active`, `out` (passed by), `missing`, `stale`.
+    /// `active`, `out` (put out of the set while serving), `missing`, `stale`.
     pub state: String,
-    /// Why it isn't active.
-    pub reason: String,
     /// The epoch in which it was last part of the set.
     pub epoch: u64,
-    /// Its size.
-    pub size_bytes: u64,
     /// Reads that failed.
     pub read_errors: u64,
     /// Writes and syncs that failed.
@@ -157,44 +157,56 @@ pub struct Member {
     pub repaired: u64,
 }
 
-/// Where the space goes, in bytes on the members.
+/// Where the space goes, in bytes: `raw = metadata + parity + reserve + checkpoint + used + reclaimable + free`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Space {
     /// All members together.
     pub raw_bytes: u64,
-    /// What can hold user data, used or not: raw less the following three.
+    /// What user data can take: all but metadata and parity.
     pub usable_bytes: u64,
-    /// Parity.
-    pub parity_bytes: u64,
-    /// Superblocks, headers, checkpoints.
+    /// Superblocks, and tails shorter than a segment.
     pub metadata_bytes: u64,
+    /// The parity's share of all segments.
+    pub parity_bytes: u64,
     /// Kept for cleaning and checkpoints.
     pub reserve_bytes: u64,
-    /// Of the usable: in use.
+    /// Held by checkpoints.
+    pub checkpoint_bytes: u64,
+    /// Live records as they are stored.
     pub used_bytes: u64,
-    /// Of the usable: free.
+    /// Dead records, padding, headers, room in open segments: comes back by cleaning.
+    pub reclaimable_bytes: u64,
+    /// Free for user data.
     pub free_bytes: u64,
-    /// What the user stored, before compression.
+    /// What users have stored, before compression.
     pub user_bytes: u64,
-    /// What compression saved of it.
-    pub saved_bytes: u64,
+    /// What compression saves of it, less what records add.
+    pub saved_bytes: i64,
 }
 
 /// What a mount did.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MountReport {
-    /// `formatted`, `clean`, `recovered`.
-    pub kind: String,
+    /// This start made the pool.
+    pub formatted: bool,
+    /// The pool had been closed properly.
+    pub clean: bool,
     /// How long it took.
     pub duration_ms: u64,
-    /// Stripes read again from the log.
+    /// Segments that were read.
+    pub segments_scanned: u64,
+    /// Stripes found after the checkpoint and applied.
     pub stripes_replayed: u64,
-    /// Unfinished stripes that were completed.
+    /// Of these, those that lacked shards, which were written again.
     pub stripes_healed: u64,
-    /// Unfinished stripes that were dropped; none was acknowledged.
+    /// Unfinished stripes that were given up; none had been acknowledged.
     pub stripes_discarded: u64,
     /// Records put into the map.
     pub records_replayed: u64,
+    /// Members that were missing or unreadable.
+    pub members_missing: Vec<u64>,
+    /// Members that were there with an older epoch.
+    pub members_stale: Vec<u64>,
     /// In one line.
     pub summary: String,
 }
@@ -202,20 +214,12 @@ pub struct MountReport {
 /// What the pool has done since the mount.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PoolCounters {
-    /// Stripes written.
-    pub stripes_written: u64,
-    /// Group commits.
-    pub commits: u64,
     /// Checkpoints taken.
     pub checkpoints: u64,
     /// Segments cleaned.
     pub segments_cleaned: u64,
-    /// Bytes that the cleaner moved.
-    pub cleaned_bytes: u64,
-    /// Reads that had to rebuild data.
-    pub degraded_reads: u64,
-    /// Reads that found more than m shards lost.
-    pub unrecovered_reads: u64,
+    /// Extents in all maps now.
+    pub map_extents: u64,
 }
 
 /// `GET /v1/volumes`

@@ -16,6 +16,7 @@ use crate::manage::request::{
     VolumeRemoval, VolumeRequest, VolumeResize,
 };
 use crate::manage::{CALL_LIMIT, Control, Refusal, RefusalKind, metrics, view};
+use crate::pool::{CheckpointError, VolumeError, VolumeSpec};
 
 /// See the module.
 pub(super) struct ServiceControl(pub(super) Arc<Live>);
@@ -32,11 +33,11 @@ impl Control for ServiceControl {
     }
 
     fn pool(&self) -> Result<view::Pool, Refusal> {
-        Err(no_pool())
+        self.0.storage().map(views::pool).ok_or_else(no_pool)
     }
 
     fn volumes(&self) -> Result<Vec<view::Volume>, Refusal> {
-        Err(no_pool())
+        views::volumes(&self.0).ok_or_else(no_pool)
     }
 
     fn subsystems(&self) -> Vec<view::Subsystem> {
@@ -56,16 +57,53 @@ impl Control for ServiceControl {
         metrics::render(views::metrics(&self.0))
     }
 
-    fn create_volume(&self, _: VolumeRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
-        ready(Err(no_pool())).boxed()
+    fn create_volume(&self, request: VolumeRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let pool = live.storage().ok_or_else(no_pool)?.pool();
+            let made = pool.create_volume(VolumeSpec {
+                name: request.name.as_str().to_owned(),
+                uuid: None,
+                size_bytes: request.size.bytes(),
+                block_bytes: request.block_size.bytes(),
+                compression: request.compression,
+                cipher: request.cipher,
+            });
+            let made = made.await.map_err(volume_refusal)?;
+            Ok(views::volume(&live, &made))
+        }
+        .boxed()
     }
 
-    fn delete_volume(&self, _: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>> {
-        ready(Err(no_pool())).boxed()
+    fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let name = request.name.as_str();
+            let pool = live.storage().ok_or_else(no_pool)?.pool();
+            if let Some((nqn, nsid)) = live.server_of(name) {
+                let message = format!("volume {name}: namespace {nsid} of {nqn} serves it: remove that first");
+                return Err(Refusal { kind: RefusalKind::Conflict, message });
+            }
+            pool.delete_volume(name).await.map_err(volume_refusal)
+        }
+        .boxed()
     }
 
-    fn resize_volume(&self, _: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
-        ready(Err(no_pool())).boxed()
+    fn resize_volume(&self, request: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let name = request.name.as_str();
+            let pool = live.storage().ok_or_else(no_pool)?.pool();
+            let resized = pool.resize_volume(name, request.size.bytes()).await.map_err(volume_refusal)?;
+            if let Some((nqn, nsid)) = live.server_of(name)
+                && let Err(error) = live.target().namespace_resized(&nqn, nsid)
+            {
+                // Removed in this very moment: then nobody is there to be told.
+                tracing::debug!(%error, volume = name, "hosts not told of the new size");
+            }
+            Ok(views::volume(&live, &resized))
+        }
+        .boxed()
     }
 
     fn add_subsystem(&self, request: SubsystemRequest) -> BoxFuture<'static, Result<(), Refusal>> {
@@ -151,10 +189,26 @@ fn target_refusal(error: TargetError) -> Refusal {
     Refusal::new(kind, error)
 }
 
+fn volume_refusal(error: VolumeError) -> Refusal {
+    use VolumeError as E;
+    let kind = match &error {
+        E::NoSuchVolume { .. } => RefusalKind::NotFound,
+        E::NameTaken { .. } | E::UuidTaken { .. } => RefusalKind::Conflict,
+        E::Checkpoint(CheckpointError::NoSpace | CheckpointError::MemberFull) => RefusalKind::NoSpace,
+        E::Checkpoint(_) | E::Closed | E::NoRandomness => RefusalKind::Unavailable,
+        E::BadName { .. } | E::BlockSize { .. } | E::Size { .. } | E::Shrink { .. } | E::TooMany { .. } => {
+            RefusalKind::Invalid
+        }
+    };
+    Refusal::new(kind, error)
+}
+
 fn open_refusal(error: OpenError) -> Refusal {
     match error {
         OpenError::Target(error) => target_refusal(error),
         OpenError::Plain(error) => Refusal::new(RefusalKind::Invalid, format!("backend: {error}")),
+        OpenError::NoVolume { .. } | OpenError::NoPool { .. } => Refusal::new(RefusalKind::NotFound, error),
+        OpenError::BlockSizeOfVolume => Refusal::new(RefusalKind::Invalid, error),
         OpenError::Bug => Refusal::new(RefusalKind::Internal, error),
     }
 }

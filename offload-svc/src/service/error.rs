@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use nvmf_target::target::TargetError;
 
 use super::live::OpenError;
+use super::storage::{CloseError, StorageError};
 use crate::config::ConfigError;
 use crate::manage::server::BindError;
 use crate::reactor::{ReactorFailure, StartError, TooLittleForBuffers};
@@ -57,6 +58,9 @@ pub enum ServiceError {
     /// The reactors.
     #[error(transparent)]
     Reactors(#[from] StartError),
+    /// The pool.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
     /// A listener's address is taken or not ours.
     #[error("listener[{index}]: {endpoint}: {source}: stop what listens there, or change the address or port")]
     Address {
@@ -109,6 +113,9 @@ pub enum StopError {
     /// Commands did not end in time.
     #[error(transparent)]
     Target(TargetError),
+    /// The pool did not close.
+    #[error(transparent)]
+    Pool(#[from] CloseError),
     /// A second signal came.
     #[error("a second signal came before everything had ended")]
     Hard,

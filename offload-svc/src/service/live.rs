@@ -12,6 +12,9 @@ use nvmf_target::target::{Departing, SubsystemSpec, Target, TargetError};
 use uuid::Uuid;
 
 use super::ServiceError;
+use super::storage::Storage;
+use crate::config::check;
+use crate::config::error::ConfigError;
 use crate::config::schema::Subsystem;
 use crate::config::values::{BackendSpec, BlockSize};
 use crate::config::{Checked, Config};
@@ -52,6 +55,7 @@ pub(super) struct Live {
     state: AtomicU8,
     ready: OnceLock<Instant>,
     places: Mutex<BTreeMap<Place, BackendSpec>>,
+    storage: Option<Storage>,
 }
 
 /// Why a back end does not open.
@@ -63,13 +67,30 @@ pub enum OpenError {
     /// The target does not take it.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// A volume that isn't there.
+    #[error("backend: pool:{name}: no such volume (have: {})", if have.is_empty() { "none".into() } else { have.join(", ") })]
+    NoVolume {
+        /// The name asked for.
+        name: String,
+        /// The volumes that are there.
+        have: Vec<String>,
+    },
+    /// A volume without a pool.
+    #[error("backend: pool:{name}: there is no pool: list its members in pool.members")]
+    NoPool {
+        /// The name asked for.
+        name: String,
+    },
+    /// A block size for a volume.
+    #[error("block_size: a pool volume has its own")]
+    BlockSizeOfVolume,
     /// A bug of ours.
     #[error("opening failed inside; see the log")]
     Bug,
 }
 
 impl Live {
-    pub(super) fn new(checked: Checked, reactors: Reactors, target: Arc<Target>) -> Self {
+    pub(super) fn new(checked: Checked, reactors: Reactors, target: Arc<Target>, storage: Option<Storage>) -> Self {
         Self {
             checked,
             reactors,
@@ -77,6 +98,7 @@ impl Live {
             state: AtomicU8::new(State::Starting as u8),
             ready: OnceLock::new(),
             places: Mutex::default(),
+            storage,
         }
     }
 
@@ -90,6 +112,10 @@ impl Live {
 
     pub(super) fn target(&self) -> &Arc<Target> {
         &self.target
+    }
+
+    pub(super) fn storage(&self) -> Option<&Storage> {
+        self.storage.as_ref()
     }
 
     pub(super) fn set_serving(&self) {
@@ -115,15 +141,21 @@ impl Live {
     }
 
     /// A subsystem of the configuration, with its hosts and namespaces.
-    pub(super) async fn start_subsystem(&self, subsystem: &Subsystem) -> Result<(), ServiceError> {
+    pub(super) async fn start_subsystem(&self, index: usize, subsystem: &Subsystem) -> Result<(), ServiceError> {
         let nqn = subsystem.nqn.as_str();
         let serial = subsystem.serial.as_ref().map(|serial| serial.as_str());
         let hosts: Vec<&str> = subsystem.hosts.iter().map(|host| host.as_str()).collect();
         self.add_subsystem(nqn, serial, subsystem.allow_any_host, &hosts)?;
-        for namespace in &subsystem.namespaces {
+        for (place, namespace) in subsystem.namespaces.iter().enumerate() {
             let (nsid, backend) = (namespace.nsid, &namespace.backend);
-            let added = self.add_namespace(nqn, nsid, backend, namespace.block_size).await;
-            added.map_err(|source| ServiceError::Namespace { nqn: nqn.to_owned(), nsid, source })?;
+            match self.add_namespace(nqn, nsid, backend, namespace.block_size).await {
+                Ok(()) => {}
+                Err(OpenError::NoVolume { name, have }) => {
+                    let problem = check::missing_volume(&self.checked.sources, index, place, &name, &have);
+                    return Err(ConfigError::Invalid(vec![problem]).into());
+                }
+                Err(source) => return Err(ServiceError::Namespace { nqn: nqn.to_owned(), nsid, source }),
+            }
         }
         Ok(())
     }
@@ -196,12 +228,33 @@ impl Live {
         backend: &BackendSpec,
         block_size: Option<BlockSize>,
     ) -> Result<Arc<dyn Backend>, OpenError> {
+        if let BackendSpec::Pool(name) = backend {
+            return self.volume(name, block_size);
+        }
         let (spec, identity, reactors) = (backend.clone(), format!("{nqn} {nsid}"), self.reactors.clone());
         let block_size = block_size.unwrap_or(BlockSize::B4096);
         // Opening a file may wait for its file system.
         let open = move || PlainBackend::open(&spec, block_size, &identity, &reactors);
         let opened = tokio::task::spawn_blocking(open).await.map_err(|_| OpenError::Bug)?;
         Ok(opened?)
+    }
+
+    fn volume(&self, name: &str, block_size: Option<BlockSize>) -> Result<Arc<dyn Backend>, OpenError> {
+        let name = name.to_owned();
+        let Some(storage) = &self.storage else { return Err(OpenError::NoPool { name }) };
+        if block_size.is_some() {
+            return Err(OpenError::BlockSizeOfVolume);
+        }
+        storage.pool().volume(&name).ok_or_else(|| {
+            let have = storage.pool().volumes().into_iter().map(|volume| volume.name).collect();
+            OpenError::NoVolume { name, have }
+        })
+    }
+
+    /// The namespace that serves a volume.
+    pub(super) fn server_of(&self, volume: &str) -> Option<Place> {
+        let serves = |(_, spec): &(&Place, &BackendSpec)| matches!(spec, BackendSpec::Pool(name) if name == volume);
+        self.places().iter().find(serves).map(|(place, _)| place.clone())
     }
 
     fn places(&self) -> MutexGuard<'_, BTreeMap<Place, BackendSpec>> {

@@ -11,6 +11,7 @@ mod log;
 mod prepare;
 mod signals;
 mod start;
+mod storage;
 mod systemd;
 mod views;
 
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 pub use error::{ServiceError, StopError};
 pub use explain::explain;
 pub use log::log_to_stderr;
+pub use storage::{CloseError, StorageError};
 
 use crate::config::Checked;
 use crate::manage::server;
@@ -46,6 +48,9 @@ pub fn run(checked: Checked, announce: impl FnOnce(&str)) -> Result<(), ServiceE
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
+
+/// Time that the pool has to close, however long the target has taken.
+const CLOSE_LEAST: Duration = Duration::from_secs(2);
 
 async fn serve(checked: Checked, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
     let mut signals = Signals::new().map_err(ServiceError::Signals)?;
@@ -99,6 +104,11 @@ async fn stop(live: &Arc<Live>, limit: Duration) -> Result<(), StopError> {
     let left = || limit.saturating_sub(began.elapsed());
     let mut first = live.target().shutdown(left()).await.map_err(StopError::Target).err();
     live.reactors().close_queues();
+    if let Some(storage) = live.storage()
+        && let Err(error) = storage::close(storage, left().max(CLOSE_LEAST)).await
+    {
+        first.get_or_insert(error.into());
+    }
     let reactors = live.reactors().clone();
     let grace = left().min(Duration::from_secs(1));
     // Joins threads: not on a thread of the runtime.

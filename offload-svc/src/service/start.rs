@@ -11,12 +11,16 @@ use nvmf_target::target::{Limits, Target, TargetConfig};
 use tokio::runtime::Handle;
 
 use super::live::Live;
+use super::storage::{self, Storage};
 use super::{ServiceError, prepare};
 use crate::config::check::{MAX_HOSTS, MAX_LISTENERS, MAX_NSID, MAX_SUBSYSTEMS};
 use crate::config::plan::QUEUE_STAGING_BYTES;
 use crate::config::{Checked, Config};
 use crate::manage::server::Socket;
 use crate::reactor::{Reactors, Settings};
+
+/// How long a failed start waits for the pool to close.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A service that is up and not yet announced.
 pub(super) struct Started {
@@ -57,9 +61,25 @@ async fn bring_up(checked: Checked, reactors: Reactors) -> Result<Arc<Live>, Ser
         queues: Arc::new(reactors.clone()),
         runtime: Handle::current(),
     });
-    let live = Arc::new(Live::new(checked, reactors, target));
-    for subsystem in &live.config().subsystems {
-        live.start_subsystem(subsystem).await?;
+    let storage = Storage::open(&checked.config, &reactors).await?;
+    let live = Arc::new(Live::new(checked, reactors, target, storage));
+    match populate(&live).await {
+        Ok(()) => Ok(live),
+        Err(error) => {
+            if let Some(storage) = live.storage()
+                && let Err(error) = storage::close(storage, CLOSE_LIMIT).await
+            {
+                tracing::warn!(%error, "after the failed start");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Subsystems first, listeners last.
+async fn populate(live: &Live) -> Result<(), ServiceError> {
+    for (index, subsystem) in live.config().subsystems.iter().enumerate() {
+        live.start_subsystem(index, subsystem).await?;
     }
     for (index, listener) in live.config().listeners.iter().enumerate() {
         let endpoint = listener.address.with_port(listener.port);
@@ -67,7 +87,7 @@ async fn bring_up(checked: Checked, reactors: Reactors) -> Result<Arc<Live>, Ser
         let address = address.map_err(|source| ServiceError::Address { index, endpoint, source })?;
         live.target().add_listener(address)?;
     }
-    Ok(live)
+    Ok(())
 }
 
 fn limits(config: &Config) -> Limits {

@@ -9,10 +9,12 @@ use std::net::SocketAddr;
 use nvmf_target::target::{ControllerSnapshot, SubsystemSnapshot, TargetSnapshot};
 
 use super::live::{Live, Place};
+use super::storage::Storage;
 use crate::buffers::ClassSnapshot;
 use crate::config::values::BackendSpec;
 use crate::manage::metrics::Snapshot;
 use crate::manage::view;
+use crate::pool::{Health, MemberState, MemberStatus, MountReport, PoolStatus, Space, VolumeStatus};
 use crate::reactor::ReactorSnapshot;
 
 pub(super) fn status(live: &Live) -> view::Status {
@@ -33,7 +35,123 @@ pub(super) fn status(live: &Live) -> view::Status {
         controllers: hosts.clone().count() as u64,
         io_queues: hosts.map(|controller| controller.queues.len() as u64).sum(),
         listeners: listeners(&target),
-        pool: None,
+        pool: live.storage().map(|storage| health(&storage.pool().status())),
+    }
+}
+
+fn health(pool: &PoolStatus) -> view::PoolHealth {
+    let active = pool.members.iter().filter(|member| member.state == MemberState::Active).count();
+    let state = match pool.health {
+        Health::Healthy => "healthy",
+        Health::Degraded => "degraded",
+        Health::Failed => "failed",
+    };
+    view::PoolHealth {
+        state: state.to_owned(),
+        members_active: active as u64,
+        members_total: pool.members.len() as u64,
+    }
+}
+
+pub(super) fn pool(storage: &Storage) -> view::Pool {
+    let pool = storage.pool().status();
+    let (data, parity) = (u64::from(pool.data_shards), u64::from(pool.parity_shards));
+    let stored = (pool.space.logical_bytes > 0).then(|| pool.space.used_bytes as f64 / pool.space.logical_bytes as f64);
+    view::Pool {
+        uuid: pool.uuid.to_string(),
+        health: health(&pool),
+        k: data,
+        m: parity,
+        segment_bytes: pool.segment_bytes.into(),
+        epoch: pool.epoch,
+        members: pool.members.iter().map(member).collect(),
+        unopened: storage.unopened(),
+        space: space(&pool.space),
+        stored_bytes_per_user_byte: stored,
+        rest_bytes_per_user_byte: stored.map(|stored| stored * (data + parity) as f64 / data as f64),
+        mount: mount(&pool.mount, storage.is_new()),
+        replay_segments: pool.replay_segments,
+        replay_segments_max: pool.max_replay_segments,
+        counters: view::PoolCounters {
+            checkpoints: pool.checkpoints,
+            segments_cleaned: pool.cleaned_segments,
+            map_extents: pool.map_extents,
+        },
+    }
+}
+
+fn member(member: &MemberStatus) -> view::Member {
+    let state = match member.state {
+        MemberState::Active => "active",
+        MemberState::Out => "out",
+        MemberState::Missing => "missing",
+        MemberState::Stale => "stale",
+    };
+    view::Member {
+        index: member.index.into(),
+        source: member.name.clone().unwrap_or_default(),
+        uuid: member.uuid.to_string(),
+        state: state.to_owned(),
+        epoch: member.epoch,
+        read_errors: member.read_errors,
+        write_errors: member.write_errors,
+        timeouts: member.timeouts,
+        checksum_errors: member.bad_shards,
+        repaired: member.repaired_shards,
+    }
+}
+
+fn space(space: &Space) -> view::Space {
+    view::Space {
+        raw_bytes: space.raw_bytes,
+        usable_bytes: space.usable_bytes(),
+        metadata_bytes: space.metadata_bytes,
+        parity_bytes: space.parity_bytes,
+        reserve_bytes: space.reserve_bytes,
+        checkpoint_bytes: space.checkpoint_bytes,
+        used_bytes: space.used_bytes,
+        reclaimable_bytes: space.reclaimable_bytes,
+        free_bytes: space.free_bytes,
+        user_bytes: space.logical_bytes,
+        saved_bytes: space.saved_bytes(),
+    }
+}
+
+fn mount(report: &MountReport, formatted: bool) -> view::MountReport {
+    let numbers = |members: &[u8]| members.iter().map(|member| u64::from(*member)).collect();
+    view::MountReport {
+        formatted,
+        clean: report.clean,
+        duration_ms: report.duration_ms,
+        segments_scanned: report.segments_scanned,
+        stripes_replayed: report.stripes_replayed,
+        stripes_healed: report.stripes_healed,
+        stripes_discarded: report.stripes_discarded,
+        records_replayed: report.records_replayed,
+        members_missing: numbers(&report.members_missing),
+        members_stale: numbers(&report.members_stale),
+        summary: report.to_string(),
+    }
+}
+
+pub(super) fn volumes(live: &Live) -> Option<Vec<view::Volume>> {
+    let volumes = live.storage()?.pool().volumes();
+    Some(volumes.iter().map(|volume| self::volume(live, volume)).collect())
+}
+
+pub(super) fn volume(live: &Live, volume: &VolumeStatus) -> view::Volume {
+    let ratio = (volume.used_bytes > 0).then(|| volume.stored_bytes as f64 / volume.used_bytes as f64);
+    view::Volume {
+        name: volume.name.clone(),
+        uuid: volume.uuid.to_string(),
+        size_bytes: volume.size_bytes,
+        block_bytes: volume.block_bytes.into(),
+        compression: volume.compression.clone(),
+        cipher: volume.cipher.clone(),
+        used_bytes: volume.used_bytes,
+        stored_bytes: volume.stored_bytes,
+        ratio,
+        served_by: live.server_of(&volume.name).map(|(nqn, nsid)| format!("{nqn} nsid {nsid}")),
     }
 }
 
@@ -135,5 +253,10 @@ fn controller(controller: &ControllerSnapshot) -> view::Controller {
 }
 
 pub(super) fn metrics(live: &Live) -> Snapshot {
-    Snapshot { status: status(live), pool: None, volumes: Vec::new(), subsystems: subsystems(live) }
+    Snapshot {
+        status: status(live),
+        pool: live.storage().map(pool),
+        volumes: volumes(live).unwrap_or_default(),
+        subsystems: subsystems(live),
+    }
 }

@@ -1,0 +1,305 @@
+//! The pool's place in the service: members, key, format or mount, volumes, and the way of its messages.
+//!
+//! Owns the decision to format, which is made only where nothing is lost. Must not know what a pool does. Invariant: a
+//! member that holds anything is never written to by a format, and no key is made for a pool that exists.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::config::schema::Volume;
+use crate::pool::{
+    self, CheckpointError, Courier, Env, FormatError, Inspection, MemberInput, Message, MountError, Mounted, Pool,
+    PoolReactor, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
+};
+use crate::reactor::disk::FileError;
+use crate::reactor::env::ReactorEnv;
+use crate::reactor::members::{Member, Members, Missing};
+use crate::reactor::{Ended, Reactors};
+use crate::stages::keys::{KekError, KekSource, KeyEncryptionKey};
+use crate::stages::rs::CodeError;
+
+/// Why there is no pool to serve from.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// A member that is there can't be used.
+    #[error("pool.members[{index}]: {source}; nothing was changed")]
+    Member {
+        /// Its place in the configuration.
+        index: usize,
+        /// Why.
+        source: FileError,
+    },
+    /// No key.
+    #[error("pool.key_file: {0}")]
+    Key(#[from] KekError),
+    /// Members that can't become a pool.
+    #[error("pool.members: {0}")]
+    Format(#[from] FormatError),
+    /// A pool that can't be mounted.
+    #[error("pool.members: the pool can't be mounted: {0}")]
+    Mount(#[from] MountError),
+    /// The pool's code can't be built.
+    #[error("pool.k, pool.m: {0}")]
+    Code(#[from] CodeError),
+    /// A reactor ended meanwhile.
+    #[error(transparent)]
+    Reactor(#[from] Ended),
+    /// A volume of the configuration.
+    #[error("volume {name}: can't be made: {source}")]
+    Volume {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: VolumeError,
+    },
+    /// A bug of ours.
+    #[error("opening the members failed inside; see the log")]
+    Bug,
+}
+
+/// The pool as the service holds it.
+pub(super) struct Storage {
+    pool: Pool,
+    members: Members,
+    formatted: bool,
+}
+
+impl Storage {
+    /// Mounts the pool of the configuration, or formats its members if they are blank; none without members.
+    pub(super) async fn open(config: &Config, reactors: &Reactors) -> Result<Option<Self>, StorageError> {
+        if config.pool.members.is_empty() {
+            return Ok(None);
+        }
+        let (members, formatted) = find_or_format(config, reactors).await?;
+        let key = load_key(config, formatted).await?;
+        if formatted {
+            format(config, reactors, &members).await?;
+        }
+        let mounted = mount(config, reactors, &members, key).await?;
+        let pool = spread(mounted, reactors, &members).await?;
+        let storage = Self { pool, members, formatted };
+        for volume in &config.volumes {
+            storage.ensure_volume(volume).await?;
+        }
+        Ok(Some(storage))
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Whether this start made the pool.
+    pub(super) fn is_new(&self) -> bool {
+        self.formatted
+    }
+
+    /// Members of the configuration that could not be opened, with the reason.
+    pub(super) fn unopened(&self) -> Vec<(String, String)> {
+        let failed = |member: &Member| Some((member.name.clone(), member.file.as_ref().err()?.to_string()));
+        self.members.iter().filter_map(failed).collect()
+    }
+
+    async fn ensure_volume(&self, volume: &Volume) -> Result<(), StorageError> {
+        let name = volume.name.as_str();
+        if let Some(there) = self.pool.volumes().into_iter().find(|there| there.name == name) {
+            warn_of_differences(volume, &there);
+            return Ok(());
+        }
+        let spec = VolumeSpec {
+            name: name.to_owned(),
+            uuid: None,
+            size_bytes: volume.size.bytes(),
+            block_bytes: volume.block_size.bytes(),
+            compression: volume.compression,
+            cipher: volume.cipher,
+        };
+        let made = self.pool.create_volume(spec).await;
+        let made = made.map_err(|source| StorageError::Volume { name: name.to_owned(), source })?;
+        tracing::info!(volume = name, size_bytes = made.size_bytes, "volume made");
+        Ok(())
+    }
+}
+
+/// A volume keeps what it was made with; `offloadctl volume resize` grows it.
+fn warn_of_differences(volume: &Volume, there: &VolumeStatus) {
+    let name = volume.name.as_str();
+    let wanted =
+        (volume.size.bytes(), volume.block_size.bytes(), volume.compression.to_string(), volume.cipher.to_string());
+    let has = (there.size_bytes, there.block_bytes, there.compression.clone(), there.cipher.clone());
+    if wanted != has {
+        tracing::warn!(volume = name, ?has, configured = ?wanted, "the volume stays as it is; the configuration differs");
+    }
+}
+
+fn inputs(members: &Members) -> Vec<MemberInput> {
+    let input = |member: &Member| MemberInput {
+        name: member.name.clone(),
+        size_bytes: member.file.as_ref().ok().map(|file| file.size_bytes()),
+    };
+    members.iter().map(input).collect()
+}
+
+async fn open_members(config: &Config, missing: Missing) -> Result<Members, StorageError> {
+    let specs = config.pool.members.clone();
+    // Opening waits for file systems and devices.
+    let opened = tokio::task::spawn_blocking(move || Members::open(&specs, missing)).await;
+    opened.map_err(|_| StorageError::Bug)
+}
+
+/// The members, and whether they are to be formatted. Files are made only where no member says that a pool exists: in an
+/// existing pool, a new file in place of a lost one would only hide the loss.
+async fn find_or_format(config: &Config, reactors: &Reactors) -> Result<(Members, bool), StorageError> {
+    let members = open_members(config, Missing::Leave).await?;
+    refuse_busy(&members)?;
+    if let Inspection::Pool { uuid } = inspect(reactors, &members).await? {
+        tracing::info!(pool = %uuid, "pool found");
+        return Ok((members, false));
+    }
+    let all_there = members.iter().all(|member| member.file.is_ok());
+    if all_there {
+        return Ok((members, true));
+    }
+    // The locks go first, or opening again would find the members in use.
+    drop(members);
+    let members = open_members(config, Missing::Create { bytes: config.pool.member_size.bytes() }).await?;
+    refuse_busy(&members)?;
+    Ok((members, true))
+}
+
+/// A member that another process uses ends the start: it may well be this service, started twice.
+fn refuse_busy(members: &Members) -> Result<(), StorageError> {
+    let busy = members.iter().position(|member| matches!(member.file, Err(FileError::InUse { .. })));
+    match busy.and_then(|index| Some((index, members.iter().nth(index)?.file.as_ref().err()?))) {
+        Some((index, FileError::InUse { path })) => {
+            Err(StorageError::Member { index, source: FileError::InUse { path: path.clone() } })
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn inspect(reactors: &Reactors, members: &Members) -> Result<Inspection, Ended> {
+    let (members, inputs) = (members.clone(), inputs(members));
+    let look = move |local| async move {
+        let env: Rc<dyn Env> = Rc::new(ReactorEnv::new(local, members));
+        pool::inspect(&env, &inputs).await
+    };
+    reactors.call_on(0, look).await
+}
+
+async fn load_key(config: &Config, create: bool) -> Result<KeyEncryptionKey, StorageError> {
+    let source = KekSource::File { path: config.pool.key_file.clone(), create };
+    let loaded = tokio::task::spawn_blocking(move || KeyEncryptionKey::load(&source)).await;
+    Ok(loaded.map_err(|_| StorageError::Bug)??)
+}
+
+async fn format(config: &Config, reactors: &Reactors, members: &Members) -> Result<Uuid, StorageError> {
+    let layout = config.pool.layout();
+    let (members, inputs) = (members.clone(), inputs(members));
+    let count = inputs.len();
+    let work = move |local| async move {
+        let env: Rc<dyn Env> = Rc::new(ReactorEnv::new(local, members));
+        pool::format(&env, &inputs, layout).await
+    };
+    let uuid = reactors.call_on(0, work).await??;
+    tracing::info!(pool = %uuid, members = count, "blank members formatted: a new pool");
+    Ok(uuid)
+}
+
+async fn mount(
+    config: &Config,
+    reactors: &Reactors,
+    members: &Members,
+    key: KeyEncryptionKey,
+) -> Result<Mounted, StorageError> {
+    let options = config.pool.mount_options();
+    let (members, inputs) = (members.clone(), inputs(members));
+    let work = move |local| async move {
+        let env: Rc<dyn Env> = Rc::new(ReactorEnv::new(local, members));
+        pool::mount(env, &inputs, options, Arc::new(key)).await
+    };
+    Ok(reactors.call_on(0, work).await??)
+}
+
+/// Gives each reactor its part. The first one, which coordinates, comes last: what it sends finds the others there.
+async fn spread(mounted: Mounted, reactors: &Reactors, members: &Members) -> Result<Pool, StorageError> {
+    let courier = Arc::new(Rings(reactors.clone()));
+    let (pool, seeds) = mounted.split(reactors.count(), Some(courier));
+    for seed in seeds.into_iter().rev() {
+        let members = members.clone();
+        let index = seed.index();
+        let take = move |local| async move { take_part(Rc::new(ReactorEnv::new(local, members)), seed) };
+        reactors.call_on(index, take).await??;
+    }
+    Ok(pool)
+}
+
+thread_local! {
+    /// This reactor's part of the pool, and what came for it before it was there.
+    static PART: RefCell<Part> = const { RefCell::new(Part { reactor: None, early: Vec::new() }) };
+}
+
+struct Part {
+    reactor: Option<Rc<PoolReactor>>,
+    early: Vec<Message>,
+}
+
+fn take_part(env: Rc<dyn Env>, seed: ReactorSeed) -> Result<(), CodeError> {
+    let reactor = Rc::new(PoolReactor::start(env, seed)?);
+    let early = PART.with_borrow_mut(|part| {
+        part.reactor = Some(Rc::clone(&reactor));
+        std::mem::take(&mut part.early)
+    });
+    early.into_iter().for_each(|message| reactor.deliver(message));
+    Ok(())
+}
+
+fn deliver(message: Message) {
+    let (reactor, message) = PART.with_borrow_mut(|part| match &part.reactor {
+        Some(reactor) => (Some(Rc::clone(reactor)), Some(message)),
+        None => {
+            part.early.push(message);
+            (None, None)
+        }
+    });
+    // Outside the borrow: delivering may send a message to this very reactor.
+    if let (Some(reactor), Some(message)) = (reactor, message) {
+        reactor.deliver(message);
+    }
+}
+
+/// Carries the pool's messages over the rings between reactors.
+struct Rings(Reactors);
+
+impl Courier for Rings {
+    fn send(&self, reactor: usize, message: Message) {
+        // A reactor that has ended takes its shards with it: the message's requests answer for themselves when dropped.
+        let _ = self.0.run_on(reactor, move |_| deliver(message));
+    }
+}
+
+/// Closes the pool within `limit`: a last checkpoint says that it is clean.
+pub(super) async fn close(storage: &Storage, limit: Duration) -> Result<(), CloseError> {
+    match tokio::time::timeout(limit, storage.pool.shutdown()).await {
+        Ok(closed) => Ok(closed?),
+        Err(_) => Err(CloseError::Late { ms: limit.as_millis() as u64 }),
+    }
+}
+
+/// Why the pool was not closed cleanly. Nothing that was acknowledged is lost: the next mount replays the log.
+#[derive(Debug, thiserror::Error)]
+pub enum CloseError {
+    /// The last checkpoint.
+    #[error("no last checkpoint: {0}")]
+    Checkpoint(#[from] CheckpointError),
+    /// It took too long.
+    #[error("the pool was not closed within {ms} ms")]
+    Late {
+        /// The time that it had.
+        ms: u64,
+    },
+}
