@@ -248,7 +248,9 @@ impl TcpQueuePair {
 
     fn next_ask(&mut self, slot: Slot) -> Option<(CommandId, Ask)> {
         let outstanding = self.slots.get_mut(slot)?;
-        let ask = outstanding.transfer.as_mut()?.ask(slot, self.max_r2ts, self.config.max_r2t_bytes)?;
+        // Whole dwords: only a command's last data may end on another boundary (NVMe/TCP 1.1 §3.6.2.8).
+        let most = (self.config.max_r2t_bytes & !3).max(4);
+        let ask = outstanding.transfer.as_mut()?.ask(slot, self.max_r2ts, most)?;
         Some((outstanding.cid, ask))
     }
 
