@@ -20,6 +20,11 @@ fn two_sizes() -> Plan {
     Plan::new(vec![SizeClass { bytes: 64 << 10, count: 2 }, SizeClass { bytes: 4 << 10, count: 5 }])
 }
 
+/// Takes 4 KiB buffers until there are none.
+fn all_of(buffers: &Buffers) -> Vec<IoBuf> {
+    std::iter::from_fn(|| buffers.take(4096)).collect()
+}
+
 /// Counts its wake-ups.
 #[derive(Default)]
 struct Bell(AtomicUsize);
@@ -72,7 +77,7 @@ fn every_buffer_is_given_once(buffers: &Buffers) {
     assert!(buffers.take(100).is_none());
     drop(out);
     assert_eq!(buffers.used_bytes(), 0);
-    assert_eq!(std::iter::from_fn(|| buffers.take(4096)).count(), 5, "all came back");
+    assert_eq!(all_of(buffers).len(), 5, "all came back");
     assert!(buffers.take(4097).is_none());
     assert_eq!(buffers.largest_bytes(), 4096);
 }
@@ -96,7 +101,7 @@ fn a_larger_size_helps_out(buffers: &Buffers) {
 }
 
 fn waiters_are_served_in_order(buffers: &Buffers) {
-    let mut out: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(4096)).collect();
+    let mut out = all_of(buffers);
     let mut first = Waiting::on(buffers, 4096);
     let mut second = Waiting::on(buffers, 512);
     let mut third = Waiting::on(buffers, 4096);
@@ -122,7 +127,7 @@ fn waiters_are_served_in_order(buffers: &Buffers) {
 }
 
 fn a_granted_buffer_is_taken_first(buffers: &Buffers) {
-    let mut out: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(4096)).collect();
+    let mut out = all_of(buffers);
     let granted = out.pop().expect("one of five");
     let start = granted.as_ptr();
     let mut waiting = Waiting::on(buffers, 4096);
@@ -142,7 +147,7 @@ fn a_granted_buffer_is_taken_first(buffers: &Buffers) {
 
 fn buffers_come_back_from_other_threads(buffers: &Buffers) {
     for _ in 0..50 {
-        let out: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(4096)).collect();
+        let out = all_of(buffers);
         assert_eq!(out.len(), 5);
         let mut waiting = Waiting::on(buffers, 4096);
         assert!(waiting.poll().is_none());
@@ -176,7 +181,7 @@ fn threads_share_a_pool(buffers: &Buffers) {
         }
     });
     assert_eq!(buffers.used_bytes(), 0);
-    assert_eq!(std::iter::from_fn(|| buffers.take(4096)).count(), 5);
+    assert_eq!(all_of(buffers).len(), 5);
 }
 
 /// H111: a path that fails still gives its buffer back; after many failures the pool is full.

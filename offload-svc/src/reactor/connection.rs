@@ -73,6 +73,16 @@ impl Connection {
         }
     }
 
+    /// A deadline has passed. If it is the peer's for taking output, one more try decides: it may be that this thread
+    /// was kept from running, and not the peer from reading.
+    pub(super) fn expire(&mut self, now: Instant, counters: &Counters) {
+        if self.socket.is_some() {
+            self.writable = true;
+            self.send(now, counters);
+            self.queue.tick(now);
+        }
+    }
+
     /// Moves bytes and commands as far as they go now.
     pub(super) fn turn(&mut self, now: Instant, counters: &Counters) -> Turn {
         if self.socket.is_some() && self.lingering.is_none() {

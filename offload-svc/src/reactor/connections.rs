@@ -185,9 +185,7 @@ impl Connections {
             self.deadlines.pop_first();
             if let Some(place) = self.places.get_mut(slot) {
                 place.deadline = None;
-                if !place.connection.is_cut() {
-                    place.connection.queue.tick(now);
-                }
+                place.connection.expire(now, &self.shared.mailboxes[self.reactor].counters);
             }
             self.make_ready(slot);
         }

@@ -2,10 +2,12 @@
 //!
 //! Owns all of these. Must not know sockets (`thread` has them). Invariant: a [`Local`] never leaves its thread.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -40,7 +42,11 @@ struct Inner {
     own: RefCell<VecDeque<Message>>,
     /// Whether any of `outgoing` may hold something.
     posted: Cell<bool>,
+    /// What a task panicked with.
+    panic: RefCell<Option<Panic>>,
 }
+
+type Panic = Box<dyn Any + Send>;
 
 thread_local! {
     static CURRENT: RefCell<Option<Local>> = const { RefCell::new(None) };
@@ -63,6 +69,7 @@ impl Local {
             outgoing: RefCell::new(outgoing),
             own: RefCell::default(),
             posted: Cell::new(false),
+            panic: RefCell::default(),
         };
         Self { inner: Rc::new(inner) }
     }
@@ -90,9 +97,16 @@ impl Local {
 
     /// Runs `task` on this reactor, some time after this call returns.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let panic = Rc::downgrade(&self.inner);
+        let guarded = async move {
+            // The executor would keep a task's panic for whoever awaits the task: nobody does.
+            if let (Err(words), Some(inner)) = (AssertUnwindSafe(task).catch_unwind().await, panic.upgrade()) {
+                inner.panic.replace(Some(words));
+            }
+        };
         // None: the reactor is ending, and its tasks with it.
         if let Some(executor) = &*self.inner.executor.borrow() {
-            executor.spawn(task).detach();
+            executor.spawn(guarded).detach();
         }
     }
 
@@ -191,7 +205,17 @@ impl Local {
     /// Runs up to `most` tasks; says how many.
     pub(crate) fn run_tasks(&self, most: usize) -> usize {
         let Some(executor) = self.inner.executor.borrow().clone() else { return 0 };
-        (0..most).take_while(|_| executor.try_tick()).count()
+        let count = (0..most).take_while(|_| executor.try_tick()).count();
+        self.pass_panic_on();
+        count
+    }
+
+    /// A task's panic is the reactor's: what the task was in the middle of, nobody will ever finish.
+    fn pass_panic_on(&self) {
+        let panic = self.inner.panic.take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
     }
 
     /// Arranges for `waker` to be woken when a task becomes ready, as long as the returned watch lives; `None` if one
@@ -200,7 +224,10 @@ impl Local {
         let executor = self.inner.executor.borrow().clone()?;
         let mut tick: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move { executor.tick().await });
         match tick.as_mut().poll(&mut Context::from_waker(waker)) {
-            Poll::Ready(()) => None,
+            Poll::Ready(()) => {
+                self.pass_panic_on();
+                None
+            }
             Poll::Pending => Some(TaskWatch { _tick: tick }),
         }
     }
@@ -240,8 +267,10 @@ pub(crate) struct Entered;
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let local = CURRENT.take();
-        drop(local);
+        if let Some(local) = CURRENT.take() {
+            // Also after a panic: what tasks hold (commands to be answered, buffers) is given back.
+            local.end_tasks();
+        }
     }
 }
 

@@ -128,4 +128,4 @@ macro_rules! suite {
 
 suite!(software_ring, software);
 #[cfg(feature = "dpdk")]
-suite!(rte_ring, |slots: usize| super::rte_ring(crate::reactor::test_eal(), slots as u32).unwrap());
+suite!(rte_ring, |slots: usize| crate::ring::rte_ring(crate::reactor::test_eal(), slots as u32).unwrap());

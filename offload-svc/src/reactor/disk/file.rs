@@ -155,7 +155,7 @@ impl DiskFile {
 
     /// An open descriptor of any kind, for tests of what hangs.
     #[cfg(test)]
-    pub(super) fn of_descriptor(file: File) -> Arc<Self> {
+    pub(crate) fn of_descriptor(file: File) -> Arc<Self> {
         Self::new(Handle::Plain(file), 0, Kind::Regular, false)
     }
 

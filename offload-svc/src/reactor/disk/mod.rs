@@ -372,3 +372,10 @@ impl Op {
         }
     }
 }
+
+/// A folder for tests that goes away, beside the tests' own program: not in /tmp, which may be memory.
+#[cfg(test)]
+pub(crate) fn folder_on_disk() -> tempfile::TempDir {
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}

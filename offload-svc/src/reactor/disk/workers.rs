@@ -173,7 +173,7 @@ fn step(op: &mut Op) -> Step {
     let (offset, done) = (op.offset.saturating_add(op.done_bytes as u64), op.done_bytes);
     let rest = op.buffer.as_mut().map_or(&mut [][..], |buffer| buffer.get_mut(done..).unwrap_or_default());
     match op.action {
-        Action::Read => file.file().read_at(rest, offset),
+        Action::Read => read_at(file, rest, offset),
         Action::Write => file.file().write_at(rest, offset),
         Action::Sync => file.file().sync_data().map(|()| 0),
         Action::PunchHole { len } => {
@@ -183,6 +183,16 @@ fn step(op: &mut Op) -> Step {
             allocate(file, FallocateFlags::FALLOC_FL_ZERO_RANGE | FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len)
         }
     }
+}
+
+fn read_at(file: &DiskFile, rest: &mut [u8], offset: u64) -> Step {
+    let result = file.file().read_at(rest, offset);
+    // io_uring reads pipes as well, which stand for files that hang in the tests.
+    #[cfg(test)]
+    if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotSeekable) {
+        return io::Read::read(&mut file.file(), rest);
+    }
+    result
 }
 
 fn allocate(file: &DiskFile, flags: FallocateFlags, offset: u64, len: u64) -> Step {
