@@ -4,6 +4,7 @@ mod association;
 mod client;
 mod discovery;
 mod hostile;
+mod noise;
 mod serving;
 
 use std::net::SocketAddr;
