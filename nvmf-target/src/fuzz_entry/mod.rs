@@ -51,3 +51,31 @@ impl<'a> Input<'a> {
         std::mem::take(&mut self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::sim::Random;
+
+    /// The queue's inputs get far: to every operation of the back end, fused ones too, and through R2Ts.
+    #[test]
+    fn generated_inputs_reach_every_operation() {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut fetched = 0;
+        for seed in 0..400 {
+            let mut random = Random::new(seed);
+            let len_bytes = 200 + random.below(800);
+            let bytes = random.bytes(len_bytes);
+            framing(&bytes);
+            host(&bytes);
+            let depth = queue::play(&bytes);
+            seen.extend(depth.operations);
+            fetched += depth.fetched;
+        }
+        let all = ["compare", "compare-and-write", "deallocate", "flush", "read", "verify", "write", "write-zeroes"];
+        for operation in all {
+            assert!(seen.contains(operation), "{operation} never happens: {seen:?}");
+        }
+        assert!(fetched > 300, "{fetched} R2Ts answered");
+    }
+}

@@ -6,11 +6,23 @@ use std::time::Duration;
 use super::Input;
 use crate::proto::controller_shared::ControllerLimits;
 use crate::proto::sim::{PairConfig, RawHost};
+use crate::wire::opcode::nvm;
+use crate::wire::pdu::R2T;
 use crate::wire::sqe::SQE_BYTES;
 use crate::wire::{CommandId, NamespaceId, QueueId, SglDescriptor, Sqe};
 
 /// Plays the input against a queue, then ends the connection: nothing may be left.
 pub fn queue(bytes: &[u8]) {
+    play(bytes);
+}
+
+/// What an input came to: the operations that reached the back end, and writes whose data came by R2T.
+pub(crate) struct Depth {
+    pub(crate) operations: Vec<&'static str>,
+    pub(crate) fetched: usize,
+}
+
+pub(crate) fn play(bytes: &[u8]) -> Depth {
     let mut input = Input::new(bytes);
     let choice = input.byte();
     let entries = 1 + u16::from(input.byte() % 32);
@@ -31,26 +43,36 @@ pub fn queue(bytes: &[u8]) {
     };
     let mut host = RawHost::with_digests(config, choice & 16 != 0, choice & 32 != 0);
     host.pair.hold_replies = choice & 64 != 0;
-    let mut last_tag = 0;
+    let mut asked = Asked::default();
     while !input.is_empty() && host.pair.closed().is_none() {
-        step(&mut host, &mut input, &mut last_tag);
+        step(&mut host, &mut input, &mut asked);
         assert!(host.pair.shared.in_flight() <= usize::from(entries), "more at back ends than the queue holds");
         assert!(host.pair.pool.out_bytes() <= 16 << 20);
     }
     finish(&mut host);
+    Depth { operations: host.pair.backend.log(), fetched: asked.answered }
 }
 
-fn step(host: &mut RawHost, input: &mut Input<'_>, last_tag: &mut u16) {
+/// R2Ts that wait for their data.
+#[derive(Default)]
+struct Asked {
+    open: Vec<R2T>,
+    answered: usize,
+}
+
+fn step(host: &mut RawHost, input: &mut Input<'_>, asked: &mut Asked) {
     let bytes = match input.byte() % 8 {
-        0 => {
+        0 if input.byte() < 8 => {
             let len_bytes = usize::from(input.byte());
             input.take(len_bytes).to_vec()
         }
-        1..=3 => capsule(host, input),
-        4 | 5 => h2c(host, input, *last_tag),
+        0..=2 => capsule(host, input),
+        3 => fused_pair(host, input),
+        4 => answer(host, input, asked),
+        5 if input.byte() < 8 => h2c(host, input, asked.open.last().map_or(0, |r2t| r2t.ttag)),
         6 => {
             host.pair.shared.abort(QueueId(1), CommandId(u16::from(input.byte() % 40)));
-            host.pair.pass(Duration::from_millis(u64::from(input.byte()) * 100));
+            host.pair.pass(Duration::from_millis(u64::from(input.byte())));
             Vec::new()
         }
         _ => {
@@ -58,15 +80,56 @@ fn step(host: &mut RawHost, input: &mut Input<'_>, last_tag: &mut u16) {
             Vec::new()
         }
     };
-    for reply in host.exchange(&bytes) {
-        if let Some(r2t) = reply.r2t() {
-            *last_tag = r2t.ttag;
-        }
+    asked.open.extend(host.exchange(&bytes).iter().filter_map(|reply| reply.r2t().cloned()));
+}
+
+/// The right data for one of the R2Ts, whole or in two parts.
+fn answer(host: &RawHost, input: &mut Input<'_>, asked: &mut Asked) -> Vec<u8> {
+    let choice = input.byte();
+    if asked.open.is_empty() {
+        return Vec::new();
     }
+    let r2t = asked.open.swap_remove(usize::from(choice >> 1) % asked.open.len());
+    asked.answered += 1;
+    let data = vec![choice; r2t.r2tl as usize];
+    let cut = if choice & 1 == 0 { data.len() } else { data.len() / 2 };
+    let mut bytes = host.h2c(r2t.cccid.0, r2t.ttag, r2t.r2to, &data[..cut], cut == data.len());
+    if cut < data.len() {
+        bytes.extend(host.h2c(r2t.cccid.0, r2t.ttag, r2t.r2to + cut as u32, &data[cut..], true));
+    }
+    damage(&mut bytes, input);
+    bytes
+}
+
+/// Ranges near the namespace's size.
+fn dsm_ranges(input: &mut Input<'_>, count: u32) -> Vec<u8> {
+    let range = |_| {
+        let (slba, lba_count) = (u64::from(input.u16() % 1030), u32::from(input.byte() % 8));
+        [&[0; 4][..], &lba_count.to_le_bytes(), &slba.to_le_bytes()].concat()
+    };
+    (0..count).flat_map(range).collect()
+}
+
+/// Compare and Write on the same blocks, in the capsule or not.
+fn fused_pair(host: &RawHost, input: &mut Input<'_>) -> Vec<u8> {
+    let (choice, slba) = (input.byte(), u64::from(input.byte()));
+    let mut bytes = Vec::new();
+    for (opcode, fuse, transport) in [(nvm::COMPARE, 1, choice & 1 != 0), (nvm::WRITE, 2, choice & 2 != 0)] {
+        let mut sqe = Sqe::new(opcode);
+        sqe.set_namespace_id(NamespaceId(1)).set_cdw10_11(slba).set_fuse_bits(fuse);
+        sqe.set_command_id(CommandId(u16::from(input.byte() % 40)));
+        let transport = transport || host.pair.shared.limits().in_capsule_bytes == 0;
+        let sgl = if transport { SglDescriptor::transport(512) } else { SglDescriptor::in_capsule(0, 512) };
+        sqe.set_sgl(sgl);
+        bytes.extend(host.capsule_as_is(sqe, (!transport).then_some(&[choice & 4; 512])));
+    }
+    damage(&mut bytes, input);
+    bytes
 }
 
 /// A capsule whose fields are near enough to right ones to get far.
 fn capsule(host: &RawHost, input: &mut Input<'_>) -> Vec<u8> {
+    let limit = host.pair.shared.limits().in_capsule_bytes;
     const OPCODES: [u8; 8] = [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0c, 0x7f];
     let what = input.byte();
     let mut sqe = Sqe::new(OPCODES[usize::from(what & 7)]);
@@ -78,8 +141,13 @@ fn capsule(host: &RawHost, input: &mut Input<'_>) -> Vec<u8> {
     }
     sqe.set_fuse_bits(what >> 3 & 3).set_command_id(CommandId(u16::from(input.byte() % 40)));
     let len_bytes = if what & 7 == 5 { (blocks + 1) * 16 } else { (blocks + 1) * 512 };
-    let data = vec![what; len_bytes as usize];
-    if what & 0x20 != 0 {
+    let mut data = vec![what; len_bytes as usize];
+    if what & 7 == 5 {
+        data = dsm_ranges(input, blocks + 1);
+    }
+    // Data over the in-capsule limit ends the connection at once: only now and then.
+    let transport = what & 0x20 != 0 || (len_bytes > limit && input.byte() > 8);
+    if transport {
         sqe.set_sgl(SglDescriptor::transport(len_bytes));
     } else {
         sqe.set_sgl(SglDescriptor::in_capsule(0, len_bytes));
@@ -89,7 +157,7 @@ fn capsule(host: &RawHost, input: &mut Input<'_>) -> Vec<u8> {
         let at = usize::from(input.byte()) % SQE_BYTES;
         sqe.0[at] = input.byte();
     }
-    let mut bytes = host.capsule_as_is(sqe, (what & 0x20 == 0).then_some(data.as_slice()));
+    let mut bytes = host.capsule_as_is(sqe, (!transport).then_some(data.as_slice()));
     damage(&mut bytes, input);
     bytes
 }
@@ -108,7 +176,7 @@ fn h2c(host: &RawHost, input: &mut Input<'_>, last_tag: u16) -> Vec<u8> {
 /// Now and then a byte is another, digests included.
 fn damage(bytes: &mut [u8], input: &mut Input<'_>) {
     let choice = input.byte();
-    if choice < 32 && !bytes.is_empty() {
+    if choice < 3 && !bytes.is_empty() {
         let at = usize::from(input.u16()) % bytes.len();
         bytes[at] ^= choice | 1;
     }

@@ -1,8 +1,6 @@
 //! The header checks as a table, and the stream cut at every place.
 
 use super::*;
-use crate::fuzz_entry;
-use crate::proto::sim::Random;
 use crate::wire::pdu::{C2HData, FLAG_DATA_DIGEST, FLAG_HEADER_DIGEST, FLAG_LAST, FLAG_SUCCESS, ICResp, PduType, R2T};
 use crate::wire::{CommandId, Cqe, Status};
 
@@ -131,17 +129,5 @@ fn h07_a_stream_cut_at_any_byte_gives_the_same_steps() {
             }
         }
         assert_eq!((headers, bytes, ends), (2, 100, 1), "cut at {cut}");
-    }
-}
-
-#[test]
-fn the_fuzz_entries_hold_on_some_inputs() {
-    for seed in 0..400 {
-        let mut random = Random::new(seed);
-        let len_bytes = random.below(600);
-        let bytes = random.bytes(len_bytes);
-        fuzz_entry::framing(&bytes);
-        fuzz_entry::queue(&bytes);
-        fuzz_entry::host(&bytes);
     }
 }
