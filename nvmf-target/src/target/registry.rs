@@ -4,6 +4,7 @@
 //! is made whole or not at all, and every controller that it concerns is told before it returns.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -62,10 +63,10 @@ pub(super) struct Listener {
     pub task: tokio::task::AbortHandle,
 }
 
-/// A discovery controller and what it was last seen to show.
+/// A discovery controller, and a hash of what it shows: the views themselves would be large.
 struct DiscoverySeat {
     controller: Arc<Controller>,
-    shown: Vec<DiscoveryEntry>,
+    shown: u64,
 }
 
 pub(super) struct Registry {
@@ -235,7 +236,7 @@ impl Registry {
     /// Enters a controller; a discovery one is told of changes to what its host sees.
     pub fn enter(&mut self, controller: Arc<Controller>) {
         if controller.subsystem.is_none() {
-            let shown = self.visible(&controller.host, controller.local.ip());
+            let shown = fingerprint(&self.visible(&controller.host, controller.local.ip()));
             self.discovery.push(DiscoverySeat { controller: Arc::clone(&controller), shown });
         }
         self.controllers.push(controller);
@@ -304,7 +305,7 @@ impl Registry {
         self.generation += 1;
         let mut seats = std::mem::take(&mut self.discovery);
         for seat in &mut seats {
-            let now = self.visible(&seat.controller.host, seat.controller.local.ip());
+            let now = fingerprint(&self.visible(&seat.controller.host, seat.controller.local.ip()));
             if now != seat.shown {
                 seat.shown = now;
                 seat.controller.discovery_log_changed();
@@ -312,6 +313,12 @@ impl Registry {
         }
         self.discovery = seats;
     }
+}
+
+fn fingerprint(entries: &[DiscoveryEntry]) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    entries.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn check_backend(backend: &dyn Backend) -> Result<(), TargetError> {

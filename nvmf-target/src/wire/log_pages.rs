@@ -236,7 +236,7 @@ pub const SUBTYPE_NVM: u8 = 2;
 pub const TRTYPE_TCP: u8 = 3;
 
 /// One entry of the discovery log (NVMe-oF 1.1 §5.3).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DiscoveryEntry {
     /// Transport type.
     pub trtype: u8,
