@@ -9,14 +9,15 @@ use std::sync::{Arc, Weak};
 
 use nvmf_target::buffer::{BufferHome, IoBuf};
 
-use super::ClassSnapshot;
 use super::store::Store;
 use super::wait::Waiters;
+use super::{ClassSnapshot, SizeClass};
 
 pub(super) struct Class {
     /// Itself: what a buffer holds on to as its home.
     this: Weak<Class>,
     bytes: usize,
+    reserved: bool,
     store: Box<dyn Store>,
     /// Whether each slot is out: a second give-back is a bug of ours that must not spread.
     out: Box<[AtomicBool]>,
@@ -25,12 +26,17 @@ pub(super) struct Class {
 }
 
 impl Class {
-    pub(super) fn new(bytes: usize, count: usize, store: Box<dyn Store>) -> Arc<Self> {
+    pub(super) fn new(class: &SizeClass, store: Box<dyn Store>) -> Arc<Self> {
+        let SizeClass { bytes, count, reserved } = *class;
         let out = (0..count).map(|_| AtomicBool::new(false)).collect();
         Arc::new_cyclic(|this| {
             let this = this.clone();
-            Self { this, bytes, store, out, used: AtomicUsize::new(0), waiters: Waiters::default() }
+            Self { this, bytes, reserved, store, out, used: AtomicUsize::new(0), waiters: Waiters::default() }
         })
+    }
+
+    pub(super) fn is_reserved(&self) -> bool {
+        self.reserved
     }
 
     pub(super) fn bytes(&self) -> usize {

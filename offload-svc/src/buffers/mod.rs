@@ -96,7 +96,7 @@ impl Buffers {
             if class.bytes == 0 || !class.bytes.is_multiple_of(BUFFER_ALIGN_BYTES) {
                 return Err(BuffersError::Size { bytes: class.bytes });
             }
-            classes.push(Class::new(class.bytes, class.count, store(class)?));
+            classes.push(Class::new(class, store(class)?));
         }
         Ok(Self { classes: classes.into() })
     }
@@ -118,12 +118,13 @@ impl Buffers {
 
     /// Takes a buffer of the fitting size or a larger one, unless someone waits for the fitting size.
     fn take_unless_awaited(&self, len_bytes: usize) -> Option<IoBuf> {
-        let classes = self.classes_for(len_bytes);
+        let (fitting, larger) = self.classes_for(len_bytes).split_first()?;
         // Who waits for the fitting size has found the larger ones empty, too, and comes first.
-        if classes.first()?.waiters.any() {
+        if fitting.waiters.any() {
             return None;
         }
-        classes.iter().find_map(|class| class.take(len_bytes))
+        let larger = || larger.iter().filter(|class| !class.is_reserved()).find_map(|class| class.take(len_bytes));
+        fitting.take(len_bytes).or_else(larger)
     }
 
     /// Runs `f`, inside which the first [`BufferPool::take`] that `buffer` is large enough for gets it: how one that

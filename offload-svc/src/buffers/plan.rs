@@ -12,6 +12,8 @@ pub struct SizeClass {
     pub bytes: usize,
     /// How many.
     pub count: usize,
+    /// Kept for requests that no smaller size fits: others don't take one of these when theirs is used up.
+    pub reserved: bool,
 }
 
 /// The sizes of one pool, from small to large.
@@ -40,8 +42,18 @@ impl Plan {
         let parts: usize = shares.iter().map(|(_, part)| part).sum();
         let rest = memory_bytes - least * floor;
         let count = |(bytes, part): (usize, usize)| floor + rest / parts * part / bytes;
-        let classes = shares.into_iter().map(|share| SizeClass { bytes: share.0, count: count(share) }).collect();
-        Some(Self { classes })
+        let class = |share: (usize, usize)| SizeClass { bytes: share.0, count: count(share), reserved: false };
+        Some(Self { classes: shares.into_iter().map(class).collect() })
+    }
+
+    /// Adds a reserved size; one that is there already becomes reserved and grows.
+    pub fn with_reserved(mut self, bytes: usize, count: usize) -> Self {
+        let bytes = bytes.max(BUFFER_ALIGN_BYTES).next_multiple_of(BUFFER_ALIGN_BYTES);
+        match self.classes.iter_mut().find(|class| class.bytes == bytes) {
+            Some(class) => (class.count, class.reserved) = (class.count + count, true),
+            None => self.classes.push(SizeClass { bytes, count, reserved: true }),
+        }
+        Self::new(self.classes)
     }
 
     /// The least memory that [`Plan::for_memory`] makes a plan for.
@@ -83,7 +95,7 @@ mod tests {
                 match Plan::for_memory(mib << 20, largest) {
                     Some(plan) => {
                         assert!(plan.bytes() <= mib << 20, "{mib} MiB: {plan:?}");
-                        assert!(plan.classes().iter().all(|class| class.count > 0));
+                        assert!(plan.classes().iter().all(|class| class.count > 0 && !class.reserved));
                         assert_eq!(plan.classes().last().map(|class| class.bytes), Some(largest));
                         assert!(plan.classes().windows(2).all(|pair| pair[0].bytes < pair[1].bytes));
                         assert!(plan.bytes() > (mib << 20) / 2 || mib < 8, "most of it is used: {plan:?}");
@@ -92,5 +104,15 @@ mod tests {
                 }
             }
         }
+    }
+    #[test]
+    fn a_reserved_size_comes_on_top() {
+        let plan = Plan::for_memory(8 << 20, 256 << 10).unwrap();
+        let bytes = plan.bytes();
+        let plan = plan.with_reserved(128 << 10, 10).with_reserved(256 << 10, 3);
+        assert_eq!(plan.bytes(), bytes + (10 * 128 + 3 * 256 << 10));
+        let reserved: Vec<_> = plan.classes().iter().filter(|class| class.reserved).map(|class| class.bytes).collect();
+        assert_eq!(reserved, [128 << 10, 256 << 10]);
+        assert!(plan.classes().windows(2).all(|pair| pair[0].bytes < pair[1].bytes));
     }
 }

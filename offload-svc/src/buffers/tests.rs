@@ -11,13 +11,17 @@ use nvmf_target::buffer::{BUFFER_ALIGN_BYTES, BufferPool, IoBuf};
 
 use super::{Buffers, Plan, SizeClass, Wait};
 
+fn class(bytes: usize, count: usize) -> SizeClass {
+    SizeClass { bytes, count, reserved: false }
+}
+
 /// Five buffers of 4 KiB.
 fn one_size() -> Plan {
-    Plan::new(vec![SizeClass { bytes: 4 << 10, count: 5 }])
+    Plan::new(vec![class(4 << 10, 5)])
 }
 
 fn two_sizes() -> Plan {
-    Plan::new(vec![SizeClass { bytes: 64 << 10, count: 2 }, SizeClass { bytes: 4 << 10, count: 5 }])
+    Plan::new(vec![class(64 << 10, 2), class(4 << 10, 5)])
 }
 
 /// Takes 4 KiB buffers until there are none.
@@ -247,7 +251,19 @@ suite!(in_memory, Buffers::in_memory);
 suite!(in_mempools, |plan: &Plan| Buffers::in_mempools(plan, crate::reactor::test_eal()));
 
 #[test]
+fn a_reserved_size_is_left_to_those_that_need_it() {
+    let plan = two_sizes().with_reserved(16 << 10, 1);
+    let buffers = Buffers::in_memory(&plan).unwrap();
+    let small: Vec<IoBuf> = std::iter::from_fn(|| buffers.take(4096)).collect();
+    assert_eq!((small.len(), buffers.snapshot()[1].used, buffers.snapshot()[2].used), (7, 0, 2));
+    let medium = buffers.take(8192).expect("kept for it");
+    assert!(Waiting::on(&buffers, 8192).poll().is_none());
+    drop((small, medium));
+    assert_eq!(buffers.used_bytes(), 0);
+}
+
+#[test]
 fn sizes_that_break_the_alignment_are_refused() {
-    let plan = Plan::new(vec![SizeClass { bytes: 5000, count: 1 }]);
+    let plan = Plan::new(vec![class(5000, 1)]);
     assert!(Buffers::in_memory(&plan).is_err());
 }

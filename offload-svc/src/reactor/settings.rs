@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use super::disk::DiskEngine;
-use crate::buffers::Plan;
+use crate::buffers::{Plan, SizeClass};
 use crate::config::schema::{Config, HugePages};
+use crate::pool::memory_needs;
 
 /// How to start the reactors.
 #[derive(Debug, Clone)]
@@ -33,7 +34,8 @@ pub struct Settings {
 /// Memory for buffers that does not hold one of each size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "buffers.memory: needed {needed_bytes} bytes at least, for transfers of {largest_bytes} bytes (limits.mdts); found {found_bytes}"
+    "buffers.memory: needed {needed_bytes} bytes at least, for transfers of {largest_bytes} bytes (limits.mdts) and the \
+     pool's stripes; found {found_bytes}"
 )]
 pub struct TooLittleForBuffers {
     /// The smallest amount that works.
@@ -54,7 +56,7 @@ impl Settings {
         };
         let memory = usize::try_from(config.buffers.memory.0).unwrap_or(usize::MAX);
         let largest = usize::try_from(config.limits.mdts.0).unwrap_or(usize::MAX);
-        let (host_buffers, internal_buffers) = split(memory, largest)?;
+        let (host_buffers, internal_buffers) = split(memory, largest, pool_shards(config, cpus.len()))?;
         Ok(Self {
             cpus,
             spin: Duration::from_micros(reactors.spin_us),
@@ -68,15 +70,34 @@ impl Settings {
     }
 }
 
+/// What plain back ends work with at a time.
+const PLAIN_PIECE_BYTES: usize = 256 << 10;
+
+/// The shards that the pool may hold at a time on all reactors, of their largest size. They are reserved, since it
+/// takes those of a stripe one after the other: with fewer, stripes could wait for each other's for ever.
+fn pool_shards(config: &Config, reactors: usize) -> SizeClass {
+    if config.pool.members.is_empty() {
+        return SizeClass { bytes: PLAIN_PIECE_BYTES, count: 0, reserved: true };
+    }
+    let needs = memory_needs(&config.pool.layout(), &config.pool.mount_options());
+    let bytes = needs.largest_buffer_bytes.max(1);
+    let count = needs.buffer_bytes_per_reactor.div_ceil(bytes).saturating_mul(reactors as u64);
+    let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    SizeClass { bytes: size(bytes), count: size(count), reserved: true }
+}
+
 /// Half to the hosts, half to the back ends: what a host has in flight passes through the back end once.
-fn split(memory_bytes: usize, largest_bytes: usize) -> Result<(Plan, Plan), TooLittleForBuffers> {
+fn split(memory_bytes: usize, largest_bytes: usize, shards: SizeClass) -> Result<(Plan, Plan), TooLittleForBuffers> {
     let half = memory_bytes / 2;
-    // The pool's stripes and records are up to 1 MiB, whatever hosts may transfer.
-    let internal_largest = largest_bytes.max(1 << 20);
-    match (Plan::for_memory(half, largest_bytes), Plan::for_memory(half, internal_largest)) {
-        (Some(host), Some(internal)) => Ok((host, internal)),
+    let reserved = shards.bytes.saturating_mul(shards.count);
+    let host = Plan::for_memory(half, largest_bytes);
+    let internal = half.checked_sub(reserved).and_then(|rest| Plan::for_memory(rest, PLAIN_PIECE_BYTES));
+    match (host, internal) {
+        (Some(host), Some(internal)) if shards.count == 0 => Ok((host, internal)),
+        (Some(host), Some(internal)) => Ok((host, internal.with_reserved(shards.bytes, shards.count))),
         _ => {
-            let needed_bytes = 2 * Plan::least_bytes(internal_largest);
+            let internal_bytes = reserved.saturating_add(Plan::least_bytes(PLAIN_PIECE_BYTES));
+            let needed_bytes = internal_bytes.max(Plan::least_bytes(largest_bytes)).saturating_mul(2);
             Err(TooLittleForBuffers { needed_bytes, found_bytes: memory_bytes, largest_bytes })
         }
     }
@@ -88,14 +109,32 @@ mod tests {
 
     #[test]
     fn h24_buffers_fit_the_memory_or_the_shortage_is_named() {
-        for mib in [1_usize, 2, 4, 64, 256] {
-            match split(mib << 20, 1 << 20) {
-                Ok((host, internal)) => assert!(host.bytes() + internal.bytes() <= mib << 20),
-                Err(short) => {
-                    assert!(short.needed_bytes > mib << 20);
-                    assert!(split(short.needed_bytes, 1 << 20).is_ok(), "what it asks for is enough");
+        let shards = |count| SizeClass { bytes: 128 << 10, count, reserved: true };
+        for mib in [1_usize, 2, 4, 8, 64, 256] {
+            for shards in [shards(0), shards(60)] {
+                match split(mib << 20, 1 << 20, shards) {
+                    Ok((host, internal)) => {
+                        assert!(host.bytes() + internal.bytes() <= mib << 20);
+                        let kept = internal.classes().iter().find(|class| class.reserved);
+                        assert_eq!(kept.map_or(0, |class| class.count), shards.count);
+                    }
+                    Err(short) => {
+                        assert!(short.needed_bytes > mib << 20);
+                        assert!(split(short.needed_bytes, 1 << 20, shards).is_ok(), "what it asks for is enough");
+                    }
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_default_memory_holds_a_pool_on_eight_reactors() {
+        let mut config = Config::default();
+        config.pool.members = vec!["mem:1GiB".parse().unwrap(); 6];
+        let settings = Settings::from_config(&config, 8).unwrap();
+        let needs = memory_needs(&config.pool.layout(), &config.pool.mount_options());
+        let kept = settings.internal_buffers.classes().iter().find(|class| class.reserved).unwrap();
+        assert!(kept.bytes as u64 >= needs.largest_buffer_bytes);
+        assert!((kept.bytes * kept.count) as u64 >= 8 * needs.buffer_bytes_per_reactor);
     }
 }

@@ -112,7 +112,7 @@ fn hung() -> (Arc<DiskFile>, File) {
 #[test]
 fn h144_a_hung_file_keeps_its_buffers_and_only_those() {
     on_each_engine(|disk| {
-        let plan = Plan::new(vec![SizeClass { bytes: 4096, count: LANE_DEPTH + 16 }]);
+        let plan = Plan::new(vec![SizeClass { bytes: 4096, count: LANE_DEPTH + 16, reserved: false }]);
         let pool = Buffers::in_memory(&plan).unwrap();
         let (pipe, mut writer) = hung();
         let mut reads: Vec<_> =
@@ -158,7 +158,7 @@ fn writes_are_read_back_beside(disk: &Disk, file: &Arc<DiskFile>, hung: usize) {
 fn h144_a_disk_that_goes_leaves_the_kernel_its_buffers() {
     for engine in [DiskEngine::Auto, DiskEngine::Threads] {
         let disk = disk(engine);
-        let plan = Plan::new(vec![SizeClass { bytes: 4096, count: 2 }]);
+        let plan = Plan::new(vec![SizeClass { bytes: 4096, count: 2, reserved: false }]);
         let pool = Buffers::in_memory(&plan).unwrap();
         let (pipe, mut writer) = hung();
         let read = disk.start(&pipe, Action::Read, 0, pool.take(4096));

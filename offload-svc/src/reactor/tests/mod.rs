@@ -30,7 +30,7 @@ fn settings(count: usize, dpdk: bool) -> Settings {
 
 /// A pool with so many 4 KiB buffers, and one of 64 KiB and of 1 MiB.
 fn scarce(count: usize) -> Plan {
-    let class = |bytes, count| SizeClass { bytes, count };
+    let class = |bytes, count| SizeClass { bytes, count, reserved: false };
     Plan::new(vec![class(4 << 10, count), class(64 << 10, 1), class(1 << 20, 1)])
 }
 
