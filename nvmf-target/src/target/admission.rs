@@ -20,7 +20,7 @@ use crate::wire::{ControllerId, QueueId, Status};
 /// How long the queue whose id is asked for may take to notice that its connection is dead; one that is still there
 /// then is a true duplicate.
 const DUPLICATE_GRACE: Duration = Duration::from_millis(2000);
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// An accepted association.
 pub(super) struct Admitted {
@@ -69,7 +69,7 @@ pub(super) async fn admin_queue(
             return Err(busy);
         }
         // Woken whenever a controller leaves.
-        let _ = tokio::time::timeout(left.min(LOOK_EVERY * 10), target.left.notified()).await;
+        let _ = tokio::time::timeout(left.min(LOOK_EVERY * 4), target.left.notified()).await;
     }
 }
 
