@@ -194,9 +194,9 @@ pub struct Verify {
     /// Commands in flight per queue.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     pub queue_depth: u16,
-    /// Tells this test's blocks from another's.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    /// Tells this test's blocks from another's; 1 by default, with a new --journal a random one.
+    #[arg(long)]
+    pub seed: Option<u64>,
     /// How much of the data can't be compressed, in percent.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub random_percent: u8,

@@ -62,7 +62,7 @@ pub struct Completion {
     pub slot: usize,
     /// Its status.
     pub status: Status,
-    /// The buffer of a read (filled) or a write.
+    /// The buffer of a read (filled) or a write; none of other commands.
     pub buffer: Option<IoBuf>,
     /// From submission to completion.
     pub latency: Duration,

@@ -220,7 +220,8 @@ struct Lane<'a> {
 
 impl<'a> Lane<'a> {
     fn new(plan: &'a PerfPlan, shared: &'a Shared<'a>, index: u64, lanes: u64, bar: &'a ProgressBar) -> Self {
-        let pattern = Pattern { seed: plan.seed, random_percent: plan.random_percent };
+        // Another seed than `verify` has, so that it doesn't take what is left here for its own.
+        let pattern = Pattern { seed: !plan.seed, random_percent: plan.random_percent };
         let bytes = plan.command_blocks as usize * plan.block_bytes as usize;
         let buffers = (0..plan.depth as u64)
             .map(|slot| {

@@ -210,7 +210,8 @@ pub fn check<Q: CommandQueue + Send>(
         report.merge(lane_report);
         seen.extend(lane_seen);
     }
-    report.listed.sort();
+    // By block: lanes found them in turns.
+    report.listed.sort_by_key(|line| line.split([' ', ':']).nth(1).and_then(|lba| lba.parse::<u64>().ok()));
     (report, seen, error)
 }
 

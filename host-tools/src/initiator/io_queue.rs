@@ -20,15 +20,24 @@ const DSM_RANGE_BYTES: usize = 16;
 pub struct IoQueue {
     connection: Connection,
     capacity: usize,
-    started: Vec<Instant>,
-    read_bytes: Vec<usize>,
+    slots: Vec<Slot>,
+}
+
+/// What is known of the command in a slot.
+#[derive(Debug, Clone)]
+struct Slot {
+    started: Instant,
+    read_bytes: usize,
+    /// Its buffer is the caller's, not one made here (the ranges of a deallocation).
+    returns_buffer: bool,
 }
 
 impl IoQueue {
     /// Over a connection whose Connect was accepted, with `entries` entries.
     pub(super) fn new(connection: Connection, entries: u16) -> Self {
         let capacity = usize::from(entries).saturating_sub(1).max(1);
-        Self { connection, capacity, started: vec![Instant::now(); capacity], read_bytes: vec![0; capacity] }
+        let slot = Slot { started: Instant::now(), read_bytes: 0, returns_buffer: false };
+        Self { connection, capacity, slots: vec![slot; capacity] }
     }
 
     /// PDU bytes so far.
@@ -49,12 +58,14 @@ impl CommandQueue for IoQueue {
     }
 
     fn submit(&mut self, slot: usize, command: IoCommand) -> Result<(), ToolError> {
+        let returns = matches!(command, IoCommand::Read { .. } | IoCommand::Write { .. });
         let (sqe, data) = encode(command);
-        let (Some(started), Some(read_bytes)) = (self.started.get_mut(slot), self.read_bytes.get_mut(slot)) else {
+        let Some(Slot { started, read_bytes, returns_buffer }) = self.slots.get_mut(slot) else {
             return Err(ConnectionError::QueueFull.into());
         };
         *started = Instant::now();
         *read_bytes = if let HostData::FromController(buffer) = &data { buffer.len() } else { 0 };
+        *returns_buffer = returns;
         self.connection.submit(sqe, data, slot as u64)?;
         Ok(())
     }
@@ -66,7 +77,7 @@ impl CommandQueue for IoQueue {
     fn wait(&mut self) -> Result<Completion, ToolError> {
         let done = self.connection.wait()?;
         let slot = usize::try_from(done.context).unwrap_or(usize::MAX);
-        let (Some(started), Some(wanted)) = (self.started.get(slot), self.read_bytes.get(slot)) else {
+        let Some(Slot { started, read_bytes: wanted, returns_buffer }) = self.slots.get(slot) else {
             return Err(ConnectionError::BadAnswer { what: "completion" }.into());
         };
         let received = done.received_bytes as usize;
@@ -76,7 +87,8 @@ impl CommandQueue for IoQueue {
         } else if status.is_success() && received != *wanted {
             return Err(ConnectionError::ShortRead { wanted: *wanted, received }.into());
         }
-        Ok(Completion { slot, status, buffer: done.buffer, latency: started.elapsed() })
+        let buffer = done.buffer.filter(|_| *returns_buffer);
+        Ok(Completion { slot, status, buffer, latency: started.elapsed() })
     }
 }
 

@@ -17,6 +17,8 @@ use crate::verify::{self, CheckReport, VerifyPlan, ZeroingMix};
 
 /// Names the layout of the JSON report.
 const SCHEMA: &str = "sluice-verify-1";
+/// So that a later `--check-only` finds what a run without `--seed` wrote.
+const DEFAULT_SEED: u64 = 1;
 
 #[derive(Debug, Serialize)]
 struct Outcome {
@@ -73,10 +75,6 @@ pub fn run(args: &Verify, json: bool, stop: &StopFlag) -> Result<i32, ToolError>
 
 fn plan(args: &Verify, session: &Session) -> Result<VerifyPlan, ToolError> {
     let command_blocks = session.command_blocks("--block-size", args.block_size)?;
-    let seed = match &args.check_journal {
-        Some(path) => Journal::peek(path)?.seed,
-        None => args.seed,
-    };
     Ok(VerifyPlan {
         nsid: args.namespace_id,
         block_bytes: session.namespace.block_bytes,
@@ -84,8 +82,22 @@ fn plan(args: &Verify, session: &Session) -> Result<VerifyPlan, ToolError> {
         lba_count: session.blocks_from(args.start_block, args.size)?,
         command_blocks,
         depth: usize::from(args.queue_depth),
-        pattern: Pattern { seed, random_percent: args.random_percent },
+        pattern: Pattern { seed: seed(args)?, random_percent: args.random_percent },
     })
+}
+
+/// The seed given, else the journal's. A new journal takes one of its own: what an earlier test left on the namespace is
+/// then told from this test's blocks.
+fn seed(args: &Verify) -> Result<u64, ToolError> {
+    if let Some(seed) = args.seed {
+        return Ok(seed);
+    }
+    match (&args.check_journal, &args.journal) {
+        (Some(path), _) => Ok(Journal::peek(path)?.seed),
+        (None, Some(path)) if path.metadata().is_ok_and(|m| m.len() > 0) => Ok(Journal::peek(path)?.seed),
+        (None, Some(_)) => Ok(uuid::Uuid::new_v4().as_u64_pair().0),
+        (None, None) => Ok(DEFAULT_SEED),
+    }
 }
 
 fn fill_and_check(
