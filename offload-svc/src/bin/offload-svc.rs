@@ -1,5 +1,6 @@
 //! `offload-svc`: serves NVMe-oF from a pool, or checks a configuration, or explains the engines.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -64,9 +65,16 @@ fn check(checked: &Checked, json: bool) -> anyhow::Result<String> {
 
 fn serve(checked: Checked) -> ExitCode {
     service::log_to_stderr(&checked.config.service);
-    match service::run(checked, |attach| println!("{attach}")) {
+    match service::run(checked, announce) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
+    }
+}
+
+/// The one line on stdout. Nobody has to read it.
+fn announce(attach: &str) {
+    if let Err(error) = writeln!(std::io::stdout(), "{attach}") {
+        tracing::warn!(%error, attach, "stdout does not take the line that says how to attach");
     }
 }
 
@@ -87,10 +95,11 @@ fn fail(error: &ServiceError) -> ExitCode {
 
 fn print(text: anyhow::Result<String>) -> ExitCode {
     match text {
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(text) => match writeln!(std::io::stdout(), "{text}") {
+            // A reader that went away (`| head`) has what it wanted.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+            _ => ExitCode::SUCCESS,
+        },
         Err(error) => {
             eprintln!("offload-svc: {error:#}");
             ExitCode::FAILURE

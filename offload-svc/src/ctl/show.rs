@@ -143,15 +143,15 @@ pub(super) fn pool(pool: &Pool) -> String {
 fn space(space: &Space) -> Table {
     let mut rows = table(["space", "bytes", ""], &[1, 2]);
     for (name, bytes) in [
-        ("raw, the sum of:", space.raw_bytes),
-        ("  metadata", space.metadata_bytes),
+        ("raw = usable + parity + metadata + reserve", space.raw_bytes),
+        ("  usable = used + free", space.usable_bytes),
+        ("    used", space.used_bytes),
+        ("    free", space.free_bytes),
+        ("      of it after cleaning", space.reclaimable_bytes),
         ("  parity", space.parity_bytes),
+        ("  metadata", space.metadata_bytes),
+        ("      of it checkpoints", space.checkpoint_bytes),
         ("  reserve for cleaning and checkpoints", space.reserve_bytes),
-        ("  checkpoint", space.checkpoint_bytes),
-        ("  used", space.used_bytes),
-        ("  reclaimable by cleaning", space.reclaimable_bytes),
-        ("  free", space.free_bytes),
-        ("usable: raw without metadata and parity", space.usable_bytes),
         ("stored by users", space.user_bytes),
     ] {
         rows.add_row([name.to_owned(), bytes.to_string(), size(bytes)]);

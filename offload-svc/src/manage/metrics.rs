@@ -156,17 +156,21 @@ pub const METRICS: &[Metric] = &[
     metric!("sluice_pool_raw_bytes", Gauge, "All members together", |s| of_pool(s, |p| p.space.raw_bytes)),
     metric!("sluice_pool_usable_bytes", Gauge, "What can hold user data", |s| of_pool(s, |p| p.space.usable_bytes)),
     metric!("sluice_pool_used_bytes", Gauge, "Of the usable, in use", |s| of_pool(s, |p| p.space.used_bytes)),
-    metric!("sluice_pool_free_bytes", Gauge, "Of the usable, free", |s| of_pool(s, |p| p.space.free_bytes)),
-    metric!("sluice_pool_reclaimable_bytes", Gauge, "Dead records and room in open segments, for the cleaner", |s| {
+    metric!("sluice_pool_free_bytes", Gauge, "Of the usable, free now or after cleaning", |s| of_pool(s, |p| p
+        .space
+        .free_bytes)),
+    metric!("sluice_pool_reclaimable_bytes", Gauge, "Of the free, what comes back by cleaning", |s| {
         of_pool(s, |p| p.space.reclaimable_bytes)
     }),
-    metric!("sluice_pool_checkpoint_bytes", Gauge, "Held by checkpoints", |s| of_pool(s, |p| p.space.checkpoint_bytes)),
+    metric!("sluice_pool_checkpoint_bytes", Gauge, "Of the metadata, checkpoints", |s| of_pool(s, |p| p
+        .space
+        .checkpoint_bytes)),
     metric!("sluice_pool_user_bytes", Gauge, "What users have stored, before compression", |s| {
         of_pool(s, |p| p.space.user_bytes)
     }),
     metric!("sluice_pool_map_extents", Gauge, "Extents in all maps", |s| of_pool(s, |p| p.counters.map_extents)),
     metric!("sluice_pool_parity_bytes", Gauge, "Parity", |s| of_pool(s, |p| p.space.parity_bytes)),
-    metric!("sluice_pool_metadata_bytes", Gauge, "Superblocks, and tails shorter than a segment", |s| {
+    metric!("sluice_pool_metadata_bytes", Gauge, "Superblocks, tails shorter than a segment, checkpoints", |s| {
         of_pool(s, |p| p.space.metadata_bytes)
     }),
     metric!("sluice_pool_reserve_bytes", Gauge, "Kept for cleaning and checkpoints", |s| {

@@ -157,27 +157,27 @@ pub struct Member {
     pub repaired: u64,
 }
 
-/// Where the space goes, in bytes: `raw = metadata + parity + reserve + checkpoint + used + reclaimable + free`.
+/// Where the space goes, in bytes: `raw = usable + parity + metadata + reserve`, `usable = used + free`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Space {
     /// All members together.
     pub raw_bytes: u64,
-    /// What user data can take: all but metadata and parity.
+    /// What user data can take.
     pub usable_bytes: u64,
-    /// Superblocks, and tails shorter than a segment.
-    pub metadata_bytes: u64,
     /// The parity's share of all segments.
     pub parity_bytes: u64,
+    /// Superblocks, tails shorter than a segment, checkpoints.
+    pub metadata_bytes: u64,
+    /// Of the metadata: checkpoints.
+    pub checkpoint_bytes: u64,
     /// Kept for cleaning and checkpoints.
     pub reserve_bytes: u64,
-    /// Held by checkpoints.
-    pub checkpoint_bytes: u64,
     /// Live records as they are stored.
     pub used_bytes: u64,
-    /// Dead records, padding, headers, room in open segments: comes back by cleaning.
-    pub reclaimable_bytes: u64,
-    /// Free for user data.
+    /// Free for user data, now or after cleaning.
     pub free_bytes: u64,
+    /// Of the free: dead records, padding, headers and room in open segments, which come back by cleaning.
+    pub reclaimable_bytes: u64,
     /// What users have stored, before compression.
     pub user_bytes: u64,
     /// What compression saves of it, less what records add.
@@ -187,10 +187,8 @@ pub struct Space {
 /// What a mount did.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MountReport {
-    /// This start made the pool.
-    pub formatted: bool,
-    /// The pool had been closed properly.
-    pub clean: bool,
+    /// `formatted` (this start made the pool), `clean` (it had been closed properly), `recovered` (it had not).
+    pub kind: String,
     /// How long it took.
     pub duration_ms: u64,
     /// Segments that were read.

@@ -104,14 +104,14 @@ fn member(member: &MemberStatus) -> view::Member {
 fn space(space: &Space) -> view::Space {
     view::Space {
         raw_bytes: space.raw_bytes,
-        usable_bytes: space.usable_bytes(),
-        metadata_bytes: space.metadata_bytes,
+        usable_bytes: space.used_bytes + space.free_bytes + space.reclaimable_bytes,
         parity_bytes: space.parity_bytes,
-        reserve_bytes: space.reserve_bytes,
+        metadata_bytes: space.metadata_bytes + space.checkpoint_bytes,
         checkpoint_bytes: space.checkpoint_bytes,
+        reserve_bytes: space.reserve_bytes,
         used_bytes: space.used_bytes,
+        free_bytes: space.free_bytes + space.reclaimable_bytes,
         reclaimable_bytes: space.reclaimable_bytes,
-        free_bytes: space.free_bytes,
         user_bytes: space.logical_bytes,
         saved_bytes: space.saved_bytes(),
     }
@@ -119,9 +119,13 @@ fn space(space: &Space) -> view::Space {
 
 fn mount(report: &MountReport, formatted: bool) -> view::MountReport {
     let numbers = |members: &[u8]| members.iter().map(|member| u64::from(*member)).collect();
+    let kind = match (formatted, report.clean) {
+        (true, _) => "formatted",
+        (false, true) => "clean",
+        (false, false) => "recovered",
+    };
     view::MountReport {
-        formatted,
-        clean: report.clean,
+        kind: kind.to_owned(),
         duration_ms: report.duration_ms,
         segments_scanned: report.segments_scanned,
         stripes_replayed: report.stripes_replayed,

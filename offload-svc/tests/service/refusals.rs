@@ -1,0 +1,119 @@
+//! What the daemon refuses: with an exit code, one line that helps, and nothing half done.
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use crate::daemon::{MEMBERS, Site};
+
+#[test]
+fn a_second_instance_on_the_same_pool_is_refused_and_the_first_serves_on() {
+    let site = Site::new();
+    let daemon = site.start();
+    let mut host = daemon.connect();
+    host.write(1, 5, 55);
+    // The same pool behind another socket and port.
+    let other = Site::new();
+    let text = other
+        .text()
+        .replace(&format!("{}/member-", other.path().display()), &format!("{}/member-", site.path().display()));
+    other.configure(&text);
+    let (code, error) = other.refused(&other.config());
+    assert_eq!(code, 4, "{error}");
+    assert!(error.contains("pool.members[0]: ") && error.contains("member-0: in use by another process"), "{error}");
+    assert!(!other.path().join("pool.key").exists(), "no key is made for somebody else's pool");
+    assert_eq!(host.stamp(1, 5), Some(55));
+    // The very same configuration.
+    let (code, error) = site.refused(&site.config());
+    assert_eq!(code, 4, "{error}");
+    assert!(error.contains("another service answers on this socket"), "{error}");
+    assert_eq!(site.ask(&["status"])["state"], "serving");
+    assert_eq!(daemon.stop(), 0);
+}
+
+#[test]
+fn h24_a_taken_port_stops_the_start_before_the_pool_is_touched() {
+    let site = Site::new();
+    let taken = TcpListener::bind(("127.0.0.1", site.port)).unwrap();
+    let (code, error) = site.refused(&site.config());
+    assert_eq!(code, 4, "{error}");
+    assert!(error.contains(&format!("listener[0]: 127.0.0.1:{}: ", site.port)), "{error}");
+    assert!((0..MEMBERS).all(|member| !site.member(member).exists()), "no member was made");
+    drop(taken);
+    assert_eq!(site.start().stop(), 0);
+}
+
+#[test]
+fn h24_too_little_memory_is_one_line_with_the_setting() {
+    let site = Site::new();
+    site.configure(&site.text().replace("[service]\n", "[service]\nmemory = \"64MiB\"\n"));
+    let (code, error) = site.refused(&site.config());
+    assert_eq!((code, error.lines().count()), (3, 1), "{error}");
+    assert!(error.contains("memory: needed ") && error.contains("found 64MiB (service.memory): lower "), "{error}");
+}
+
+#[test]
+fn members_that_hold_anything_are_never_formatted() {
+    let site = Site::new();
+    for member in 0..MEMBERS {
+        let mut bytes = vec![0u8; 128 << 20];
+        if member == 1 {
+            bytes[20_000] = 7;
+        }
+        std::fs::write(site.member(member), bytes).unwrap();
+    }
+    let (code, error) = site.refused(&site.config());
+    assert_eq!(code, 4, "{error}");
+    assert!(error.contains("member-1: not blank: data from byte 20000 on. Nothing was written"), "{error}");
+    for member in 0..MEMBERS {
+        let bytes = std::fs::read(site.member(member)).unwrap();
+        let others = bytes.iter().enumerate().filter(|(at, byte)| **byte != 0 && (member, *at) != (1, 20_000));
+        assert_eq!(others.count(), 0, "member {member} is as it was");
+    }
+}
+
+#[test]
+fn a_lost_key_is_not_replaced_by_a_new_one() {
+    let site = Site::new();
+    assert_eq!(site.start().stop(), 0);
+    let key = site.path().join("pool.key");
+    let kept = std::fs::read(&key).unwrap();
+    std::fs::remove_file(&key).unwrap();
+    let (code, error) = site.refused(&site.config());
+    assert_eq!(code, 4, "{error}");
+    assert!(error.contains("pool.key_file: ") && error.contains("does not exist"), "{error}");
+    assert!(!key.exists());
+    std::fs::write(&key, kept).unwrap();
+    let (_, error) = site.refused(&site.config());
+    assert!(error.contains("chmod 600"), "a key that others can read is refused: {error}");
+}
+
+#[test]
+fn h153_what_a_namespace_names_must_be_there() {
+    let site = Site::new();
+    site.configure(&site.text().replace("backend = \"pool:vol0\"", "backend = \"pool:vol1\""));
+    let (code, error) = site.refused(&site.config());
+    assert_eq!(code, 3, "{error}");
+    let line = site.text().lines().position(|line| line.contains("pool:vol0")).unwrap() + 1;
+    let place = format!("sluice.toml:{line}: subsystem[0].namespace[0].backend: pool:vol1: no such volume");
+    assert!(error.contains(&place) && error.contains("did you mean 'vol0'?"), "{error}");
+    site.configure(&site.text());
+    assert_eq!(site.start().stop(), 0, "the refused start left the pool in order");
+}
+
+#[test]
+fn the_command_line_and_check_say_what_is_wrong() {
+    let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_offload-svc")).args(args).output().unwrap();
+    assert_eq!(run(&[]).status.code(), Some(2));
+    let absent = run(&["--config", "/nonexistent/x.toml"]);
+    assert_eq!(absent.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&absent.stderr).starts_with("offload-svc: /nonexistent/x.toml: "));
+    let site = Site::new();
+    let config = site.config();
+    let plan = run(&["--config", config.to_str().unwrap(), "--check", "--json"]);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let sum: u64 = plan["lines"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(plan["total_bytes"], sum);
+    assert!((0..MEMBERS).all(|member| !site.member(member).exists()), "--check makes nothing");
+    let explained = run(&["explain", "--json"]);
+    assert!(serde_json::from_slice::<serde_json::Value>(&explained.stdout).unwrap()["primitives"].is_array());
+}
