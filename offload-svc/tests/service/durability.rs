@@ -137,7 +137,7 @@ fn a_stop_while_hosts_write_is_clean_and_keeps_what_was_completed() {
         };
     }
     stopper.join().unwrap();
-    completed.entry(stamp % 100).or_default().push(stamp);
+    completed.entry(stamp % 100).or_insert_with(|| vec![0]).push(stamp);
     let mut daemon = daemon;
     assert_eq!(daemon.wait(), 0);
     let daemon = site.start();
