@@ -5,6 +5,8 @@
 //! `connect`, `admin` and `discovery` what an admin queue does, `host` the initiator's end. Nothing
 //! here knows how data is stored or how bytes travel.
 
+#![forbid(unsafe_code)]
+
 pub mod admin;
 pub mod connect;
 pub mod controller_shared;

@@ -4,6 +4,8 @@
 //! NVMe/TCP transport 1.1. Must not know connections, state or time. Invariant: decoding never panics, whatever
 //! the bytes; what encodes decodes to itself.
 
+#![forbid(unsafe_code)]
+
 pub mod bytes;
 pub mod connect;
 pub mod cqe;
