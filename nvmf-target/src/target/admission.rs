@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Target;
 use super::controller::{Association, Controller, EndReason};
-use super::registry::Registry;
+use super::registry::{Registry, Subsystem};
 use super::views::{ControllerView, HostView};
 use crate::proto::admin::facts::ControllerFacts;
 use crate::proto::admin::{AdminController, Role, SharedErrorLog};
@@ -15,6 +15,7 @@ use crate::proto::connect::{ConnectRequest, Refusal};
 use crate::proto::controller_shared::{ControllerLimits, ControllerShared, ControllerState, NamespaceTable};
 use crate::proto::queue_shared::QueueShared;
 use crate::wire::connect::{InvalidIn, offset};
+use crate::wire::nqn::Nqn;
 use crate::wire::{ControllerId, QueueId, Status};
 
 /// How long the queue whose id is asked for may take to notice that its connection is dead; one that is still there
@@ -65,7 +66,9 @@ pub(super) async fn admin_queue(
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            tracing::info!(%peer, host = ?request.host, predecessors, "Connect refused: an older association isn't over");
+            if target.log_limit.allows(Instant::now()) {
+                tracing::info!(%peer, host = ?request.host, predecessors, "an older association of the host isn't over");
+            }
             return Err(busy);
         }
         // Woken whenever a controller leaves.
@@ -94,8 +97,9 @@ fn check_allowed(registry: &Registry, request: &ConnectRequest) -> Result<(), Re
 
 /// Ends the associations that the new one follows. How many are still there?
 ///
-/// One that is on its way out is waited for. A live one of the same host between the same two addresses is followed if
-/// its socket is dead or it has been silent for too long; otherwise the host has two associations, as it may.
+/// One that is on its way out, or would be if its driver had noticed already (its socket is dead), is waited for. A live
+/// one between the same two addresses is followed if it has been silent for too long; otherwise the host has two
+/// associations, as it may.
 fn end_predecessors(registry: &Registry, new: Option<&Association>, now: Instant) -> usize {
     let Some(new) = new else { return 0 };
     let same_host = |c: &&Arc<Controller>| {
@@ -104,7 +108,7 @@ fn end_predecessors(registry: &Registry, new: Option<&Association>, now: Instant
     let mut waiting = 0;
     for old in registry.controllers.iter().filter(same_host) {
         let same_path = old.peer.ip() == new.peer.ip() && old.local == new.local;
-        if !old.is_ending() && same_path && (old.socket.is_dead() || old.is_silent(now)) {
+        if !old.is_ending() && (old.socket.is_dead() || same_path && old.is_silent(now)) {
             old.end(EndReason::Succeeded);
         }
         waiting += usize::from(old.is_ending() && !old.is_drained());
@@ -122,21 +126,7 @@ fn enter(target: &Arc<Target>, registry: &mut Registry, association: Association
     let cntlid = registry.free_cntlid()?;
     let subsystem = association.subsystem.as_ref().and_then(|nqn| registry.subsystems.get(nqn));
     let table = subsystem.map_or_else(|| Arc::new(NamespaceTable::default()), |s| Arc::clone(&s.table));
-    let facts = ControllerFacts {
-        subsystem: association.subsystem.clone().unwrap_or_else(crate::wire::nqn::Nqn::discovery),
-        serial: subsystem.map_or_else(|| "DISCOVERY".to_owned(), |s| s.serial.clone()),
-        model: subsystem.map_or_else(|| "Sluice discovery".to_owned(), |s| s.model.clone()),
-        firmware: target.config.firmware.clone(),
-        cntlid,
-        hostid: association.hostid,
-        mdts: limits.mdts(),
-        in_capsule_bytes: limits.in_capsule_bytes,
-        max_queue_entries: limits.queue_entries,
-        max_io_queues: if subsystem.is_some() { limits.io_queues } else { 0 },
-        max_nsid: limits.max_nsid,
-        kato_ms: association.kato_ms,
-        powered_on: target.started,
-    };
+    let facts = facts_of(target, &association, subsystem, cntlid);
     let errors = Arc::new(SharedErrorLog::default());
     let controller_limits = ControllerLimits {
         mdts_bytes: 4096 << limits.mdts(),
@@ -164,6 +154,26 @@ fn enter(target: &Arc<Target>, registry: &mut Registry, association: Association
     let controller = Arc::new(Controller::new(association, shared, io_queues, now));
     registry.enter(Arc::clone(&controller));
     Some(Admitted { controller, admin })
+}
+
+/// What the new controller will say of itself.
+fn facts_of(target: &Target, association: &Association, subsystem: Option<&Subsystem>, cntlid: u16) -> ControllerFacts {
+    let limits = &target.config.limits;
+    ControllerFacts {
+        subsystem: association.subsystem.clone().unwrap_or_else(Nqn::discovery),
+        serial: subsystem.map_or_else(|| "DISCOVERY".to_owned(), |s| s.serial.clone()),
+        model: subsystem.map_or_else(|| "Sluice discovery".to_owned(), |s| s.model.clone()),
+        firmware: target.config.firmware.clone(),
+        cntlid,
+        hostid: association.hostid,
+        mdts: limits.mdts(),
+        in_capsule_bytes: limits.in_capsule_bytes,
+        max_queue_entries: limits.queue_entries,
+        max_io_queues: if subsystem.is_some() { limits.io_queues } else { 0 },
+        max_nsid: limits.max_nsid,
+        kato_ms: association.kato_ms,
+        powered_on: target.started,
+    }
 }
 
 /// Admits an I/O queue: gives its controller and the registered queue.
