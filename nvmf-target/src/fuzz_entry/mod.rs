@@ -9,7 +9,7 @@ mod queue;
 
 pub use framing::framing;
 pub use host::host;
-pub use queue::queue;
+pub use queue::{Depth, play, queue};
 
 /// Takes an input apart; past its end everything is zero.
 pub(crate) struct Input<'a>(&'a [u8]);
@@ -68,7 +68,7 @@ mod tests {
             let bytes = random.bytes(len_bytes);
             framing(&bytes);
             host(&bytes);
-            let depth = queue::play(&bytes);
+            let depth = play(&bytes);
             seen.extend(depth.operations);
             fetched += depth.fetched;
         }

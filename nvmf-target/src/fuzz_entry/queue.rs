@@ -17,12 +17,15 @@ pub fn queue(bytes: &[u8]) {
 }
 
 /// What an input came to: the operations that reached the back end, and writes whose data came by R2T.
-pub(crate) struct Depth {
-    pub(crate) operations: Vec<&'static str>,
-    pub(crate) fetched: usize,
+pub struct Depth {
+    /// In order.
+    pub operations: Vec<&'static str>,
+    /// R2Ts that got their data.
+    pub fetched: usize,
 }
 
-pub(crate) fn play(bytes: &[u8]) -> Depth {
+/// Likewise, and says how far the input got.
+pub fn play(bytes: &[u8]) -> Depth {
     let mut input = Input::new(bytes);
     let choice = input.byte();
     let entries = 1 + u16::from(input.byte() % 32);
