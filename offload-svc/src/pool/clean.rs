@@ -63,7 +63,10 @@ pub async fn run(core: Rc<Core>) {
             }
         }
         shared.cleaner_busy.store(false, Ordering::SeqCst);
-        shared.space_event.notify_waiters();
+        if shared.closing.load(Ordering::SeqCst) {
+            // The shutdown waits for us.
+            shared.space_event.notify_waiters();
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use nvmf_target::backend::Outcome;
 
@@ -200,6 +201,9 @@ impl Core {
             if shared.set.is_failed() {
                 return Err(Outcome::WriteFault);
             }
+            if shard.volume.is_closing() || shared.closing.load(Ordering::SeqCst) {
+                return Err(Outcome::NotReady);
+            }
             let extents = shared.extent_count();
             if shared.admission.is_full_beneath(self.now_ms()) || extents >= shared.options.map_extents_max {
                 return Err(Outcome::CapacityExceeded);
@@ -208,7 +212,11 @@ impl Core {
                 Ok(admitted) => return Ok(admitted),
                 Err(Refusal::Full) => return Err(Outcome::CapacityExceeded),
                 Err(Refusal::Wait) => {
-                    shared.cleaning.notify_one();
+                    if shared.admission.is_low(&shared.segments, extents) {
+                        shared.cleaning.notify_one();
+                    } else {
+                        shared.want_checkpoint();
+                    }
                     event.await;
                 }
             }

@@ -17,9 +17,9 @@ use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
 use crate::stages::keys::KeyEncryptionKey;
 
-/// A small pool: 4+2, segments of 128 KiB, so that cleaning and checkpoints come soon.
+/// A small pool: 4+2, segments of 256 KiB, so that cleaning and checkpoints come soon.
 pub const LAYOUT: Layout =
-    Layout { data_shards: 4, parity_shards: 2, segment_bytes: 128 << 10, shard_bytes_max: 80 << 10 };
+    Layout { data_shards: 4, parity_shards: 2, segment_bytes: 256 << 10, shard_bytes_max: 80 << 10 };
 
 pub fn options() -> MountOptions {
     MountOptions {

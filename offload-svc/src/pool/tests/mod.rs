@@ -1,6 +1,11 @@
 //! Tests of the pool as a whole, on simulated members.
 
 mod basic;
+mod crash;
+mod faults;
 mod harness;
+mod media;
 mod model;
+mod requests;
 mod sim;
+mod space;

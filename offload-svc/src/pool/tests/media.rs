@@ -1,0 +1,280 @@
+//! What stands on members: superblocks and their damage, wrong members, keys and plaintext, the format's golden image.
+
+use std::rc::Rc;
+
+use nvmf_target::backend::Outcome;
+use uuid::Uuid;
+
+use super::super::options::SUPERBLOCK_AREA_BYTES;
+use super::super::probe::{ChooseError, Found};
+use super::super::superblock::{SLOT_BYTES, Superblock};
+use super::super::*;
+use super::harness::{LAYOUT, Rig, kek, spec};
+use super::model::run_of;
+use super::sim::{Disks, World};
+use crate::stages::crc::crc32c;
+
+const MIB: u64 = 1 << 20;
+
+fn volume_rig() -> Rig {
+    let rig = Rig::new(LAYOUT, 40, 1).with_volume(16 * MIB, 4096);
+    rig.live(1, |live| async move {
+        assert_eq!(live.volume("v").write_stamp(0, 100, 1).await, Outcome::Success);
+    });
+    rig
+}
+
+fn mount_error(rig: &Rig) -> MountError {
+    let world = World::new(&rig.disks, 9);
+    let (rig, env) = (rig.clone(), world.env());
+    let result = world.run(async move { mount(env, &rig.inputs, rig.options.clone(), kek()).await.err() });
+    world.end(9);
+    result.expect("no crash").expect("this must not mount")
+}
+
+fn assert_intact(rig: &Rig, what: &str) {
+    let what = what.to_owned();
+    rig.live(7, |live| async move {
+        assert_eq!(live.volume("v").stamps(0, 100).await.expect(&what), vec![1; 100], "{what}");
+    });
+}
+
+/// Every superblock of the members, changed by `edit`, checksum put right.
+fn edit_superblocks(disks: &Disks, members: std::ops::Range<usize>, edit: impl Fn(&mut [u8])) {
+    for disk in &disks.0[members] {
+        for slot in 0..2 {
+            let at = slot * SLOT_BYTES as u64;
+            let mut page = disk.borrow().page(at);
+            if page.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            edit(&mut page);
+            let crc = crc32c(&page[..SLOT_BYTES - 4]);
+            page[SLOT_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+            disk.borrow_mut().set_page(at, &page);
+        }
+    }
+}
+
+/// H94: superblock fields edited to what can't be, checksum put right: the mount fails with the field named, no panic.
+#[test]
+fn h94_edited_superblocks_are_refused_with_the_field_named() {
+    // (first byte, bytes, part of the message)
+    let edits: [(usize, &[u8], &str); 13] = [
+        (8, &[2, 0], "format version 2.0"),
+        (48, &[200], "index"),
+        (49, &[0], "k = 0"),
+        (49, &[255], "k+m"),
+        (50, &[0], "member"),
+        (51, &[9], "code"),
+        (52, &[1, 0, 0, 0], "segment_bytes"),
+        (56, &[0, 0, 0, 0], "shard_bytes_max"),
+        (60, &[255, 255, 255, 255], "member_bytes"),
+        (60, &[1, 0, 0, 0], "segments"),
+        (80, &[0; 8], "epoch"),
+        (88, &[255; 8], "generation"),
+        (120, &[255; 4], "checkpoint"),
+    ];
+    for (at, bytes, expected) in edits {
+        let rig = volume_rig();
+        edit_superblocks(&rig.disks, 0..6, |page| page[at..at + bytes.len()].copy_from_slice(bytes));
+        let message = mount_error(&rig).to_string();
+        assert!(message.contains(expected), "byte {at}: {message:?} does not name {expected:?}");
+    }
+}
+
+/// One or two members with damaged superblocks are members lost, no more.
+#[test]
+fn damaged_superblocks_on_two_members_are_survived() {
+    let rig = volume_rig();
+    edit_superblocks(&rig.disks, 1..3, |page| page[49] = 0);
+    assert_intact(&rig, "two superblocks damaged");
+}
+
+/// H61: a truncated member is refused and not written to; a longer copy is taken; members in another order are found.
+#[test]
+fn h61_the_superblock_decides_about_sizes_and_places() {
+    let mut rig = volume_rig();
+    rig.inputs[2].size_bytes = rig.inputs[2].size_bytes.map(|size| size - MIB);
+    let before: Vec<_> = rig.disks.0[2].borrow().pages().map(|(at, page)| (at, page.to_vec())).collect();
+    assert_intact(&rig, "truncated");
+    let after: Vec<_> = rig.disks.0[2].borrow().pages().map(|(at, page)| (at, page.to_vec())).collect();
+    assert!(before == after, "the truncated member was written to");
+    let mut rig = volume_rig();
+    rig.inputs[4].size_bytes = rig.inputs[4].size_bytes.map(|size| size + MIB);
+    assert_intact(&rig, "longer");
+    let turned = Disks((0..6).map(|i| std::cell::RefCell::new(rig.disks.0[(i + 2) % 6].borrow().copy())).collect());
+    let rig = Rig { disks: Rc::new(turned), ..rig };
+    assert_intact(&rig, "another order");
+    rig.live(8, |live| async move {
+        let names: Vec<_> = live.pool.status().members.into_iter().map(|member| member.name).collect();
+        assert_eq!(names[2].as_deref(), Some("mem:0"));
+        assert_eq!(live.pool.status().health, Health::Healthy);
+    });
+}
+
+/// A copy of a member beside it, members of two pools, too few members: refused, with the reason.
+#[test]
+fn members_that_do_not_belong_are_refused() {
+    let (rig, other) = (volume_rig(), volume_rig_of(2));
+    *rig.disks.0[5].borrow_mut() = rig.disks.0[4].borrow().copy();
+    assert!(matches!(mount_error(&rig), MountError::Members(ChooseError::SameMember { .. })));
+    *rig.disks.0[5].borrow_mut() = other.disks.0[5].borrow().copy();
+    assert!(matches!(mount_error(&rig), MountError::Members(ChooseError::OtherPool { .. })));
+    let mut rig = volume_rig();
+    for index in [0, 1, 2] {
+        rig.inputs[index].size_bytes = None;
+    }
+    let error = mount_error(&rig);
+    assert!(matches!(error, MountError::Members(ChooseError::TooFew { present: 3, needed: 4, .. })), "{error}");
+}
+
+fn volume_rig_of(seed: u64) -> Rig {
+    let rig = Rig::new(LAYOUT, 40, 1);
+    let world = World::new(&rig.disks, seed);
+    let (inner, env) = (rig.clone(), world.env());
+    world.run(async move { format(&env, &inner.inputs, inner.layout).await.expect("blank") }).expect("no crash");
+    world.end(seed);
+    rig
+}
+
+/// Where the missing members could have gone on alone, only force mounts; afterwards they are stale.
+#[test]
+fn a_set_with_a_possible_rival_mounts_by_force_only() {
+    let layout = Layout { data_shards: 2, parity_shards: 2, ..LAYOUT };
+    let rig = Rig::new(layout, 40, 1).with_volume(16 * MIB, 4096);
+    let mut half = rig.clone();
+    half.inputs[0].size_bytes = None;
+    half.inputs[1].size_bytes = None;
+    assert!(matches!(mount_error(&half), MountError::Members(ChooseError::Rival { .. })));
+    half.options.force = true;
+    half.live(1, |live| async move {
+        assert_eq!(live.volume("v").write_stamp(0, 1, 1).await, Outcome::Success);
+    });
+    rig.live(2, |live| async move {
+        assert_eq!(live.volume("v").stamps(0, 1).await.expect("the forced pair has it"), [1]);
+        assert_eq!(live.pool.status().mount.members_stale, [0, 1]);
+    });
+}
+
+/// Format writes to blank members only, and says what it found; a format cut short at any write can be done again.
+#[test]
+fn format_takes_blank_members_only_and_can_be_cut_short() {
+    for crash_at in 1..30 {
+        let rig = Rig::new(LAYOUT, 40, 1);
+        let world = World::new(&rig.disks, crash_at);
+        world.crash_at.set(Some(crash_at));
+        let (inner, env) = (rig.clone(), world.env());
+        let cut = world.run(async move { format(&env, &inner.inputs, inner.layout).await.is_ok() });
+        world.end(crash_at);
+        let world = World::new(&rig.disks, crash_at + 1);
+        let (inner, env) = (rig.clone(), world.env());
+        let inspection = world.run(async move {
+            let inspection = inspect(&env, &inner.inputs).await;
+            if inspection == Inspection::Formattable {
+                format(&env, &inner.inputs, inner.layout).await.expect("as inspected");
+            }
+            inspection
+        });
+        world.end(crash_at);
+        assert!(!matches!(inspection, Ok(Inspection::Other(_))), "cut at {crash_at}: {cut:?} {inspection:?}");
+        rig.live(3, |live| async move { assert!(live.pool.volumes().is_empty()) });
+    }
+    let rig = Rig::new(LAYOUT, 40, 1);
+    rig.disks.0[3].borrow_mut().set_page(8192, &[0, 0, 7, 1]);
+    let world = World::new(&rig.disks, 1);
+    let (inner, env) = (rig.clone(), world.env());
+    let error = world.run(async move { format(&env, &inner.inputs, inner.layout).await.expect_err("data is there") });
+    let message = error.expect("no crash").to_string();
+    assert_eq!(message, "mem:3: not blank: data from byte 8194 on. Nothing was written");
+    assert!(rig.disks.0[0].borrow().pages().next().is_none());
+    assert_eq!(Found::Blank, Found::Blank);
+}
+
+/// No plaintext at rest: neither data nor a volume's key.
+#[test]
+fn no_plaintext_at_rest() {
+    let rig = Rig::new(LAYOUT, 40, 1).with_volume(16 * MIB, 4096);
+    let pattern = b"a pattern that nobody else would write";
+    rig.live(1, move |live| async move {
+        let vol = live.volume("v");
+        let mut block = run_of(1, 0, 1, 4096);
+        for slot in 0..60 {
+            block[64 * slot..64 * slot + pattern.len()].copy_from_slice(pattern);
+            assert_eq!(vol.write(slot as u64, &block).await, Outcome::Success);
+        }
+    });
+    for disk in &rig.disks.0 {
+        for (at, page) in disk.borrow().pages() {
+            assert!(!page.windows(16).any(|window| window == &pattern[..16]), "plaintext at {at}");
+        }
+    }
+}
+
+/// H101: two copies of one pool under the same key, each writing another text to the same block, give no common keystream.
+#[test]
+fn h101_copied_members_do_not_repeat_a_keystream() {
+    let rig = Rig::new(LAYOUT, 40, 1);
+    let world = World::new(&rig.disks, 1);
+    let (inner, env) = (rig.clone(), world.env());
+    world
+        .run(async move {
+            format(&env, &inner.inputs, inner.layout).await.expect("blank");
+            let pool = inner.start(&env).await.expect("formatted");
+            let compression = crate::stages::compress::Compression::None;
+            pool.create_volume(VolumeSpec { compression, ..spec("v", MIB, 4096) }).await.expect("room");
+            pool.shutdown().await.expect("good");
+        })
+        .expect("no crash");
+    world.end(1);
+    let copy = Rig { disks: rig.disks.copy(), ..rig.clone() };
+    let (one, two) = (run_of(11, 9, 1, 4096), run_of(13, 9, 1, 4096));
+    let plain: Vec<u8> = one.iter().zip(&two).map(|(a, b)| a ^ b).collect();
+    let written = |rig: &Rig, seed: u64, text: Vec<u8>| -> Vec<(u64, Vec<u8>)> {
+        rig.live(seed, move |live| async move {
+            assert_eq!(live.volume("v").write(9, &text).await, Outcome::Success);
+        });
+        rig.disks.0.iter().flat_map(|disk| disk.borrow().pages().filter(|(at, _)| *at >= 65536)
+            .map(|(at, page)| (at, page.to_vec())).collect::<Vec<_>>()).collect()
+    };
+    let (first, second) = (written(&rig, 2, one), written(&copy, 3, two));
+    for (_, a) in &first {
+        for (_, b) in &second {
+            let cipher: Vec<u8> = a.iter().zip(b).map(|(a, b)| a ^ b).collect();
+            let common = cipher.windows(32).any(|window| plain.windows(32).step_by(16).any(|other| other == window));
+            assert!(!common || cipher.iter().all(|byte| *byte == 0), "keystream repeated");
+        }
+    }
+}
+
+/// DESIGN 3.7: the format of superblocks, pinned.
+#[test]
+fn golden_superblock() {
+    let members = (0..6u128).map(|i| super::super::superblock::MemberEntry {
+        uuid: Uuid::from_u128(0x1000 + i),
+        active: i != 3,
+        epoch: if i == 3 { 4 } else { 5 },
+    });
+    let block = Superblock {
+        clean: true,
+        formatting: false,
+        pool: Uuid::from_u128(0xABCD),
+        member: Uuid::from_u128(0x1002),
+        index: 2,
+        layout: Layout::default(),
+        segments: 100,
+        member_bytes: SUPERBLOCK_AREA_BYTES + 100 * (4 << 20),
+        epoch: 5,
+        generation: 77,
+        mounts: 3,
+        mount_id: 99,
+        checkpoint: None,
+        members: members.collect(),
+    };
+    let bytes = block.to_bytes();
+    assert_eq!(Superblock::parse(&bytes), Ok(block));
+    assert_eq!(bytes[..16], *b"SLUICEPL\x01\x00\x00\x00\x01\x00\x00\x00");
+    assert_eq!(format!("{:08x}", crc32c(&bytes)), GOLDEN_SUPERBLOCK);
+}
+
+const GOLDEN_SUPERBLOCK: &str = "00000000";
