@@ -10,16 +10,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use futures::future::join_all;
 use nvmf_target::backend::Outcome;
 use tokio::sync::oneshot;
 
 use super::coordinator::Control;
 use super::core::{Core, Shard};
 use super::message::{Inner, Message, MoveFailed, MoveRecord, MoveRequest};
-use super::scan::{find_records, find_stripes};
+use super::scan::{FoundRecord, find_records, find_stripes};
 use super::segments::SegmentUse;
 use super::shared::{InFlight, Volume};
-use super::stream::{Change, all_settled};
+use super::stream::Change;
 use super::write::all_written;
 use crate::stages::record::sealed_bound;
 
@@ -28,7 +29,9 @@ const FULL_PERCENT: u64 = 92;
 /// Segments cleaned before a checkpoint gives them back.
 const VICTIMS_MAX: usize = 16;
 /// Rounds without gain before the cleaner gives up until something changes.
-const VAIN_ROUNDS_MAX: u32 = 4;
+const VAIN_ROUNDS_MAX: u32 = 8;
+/// Records don't fill stripes to the brim: of a segment's room, this many parts in a hundred are counted on.
+const PACKED_PERCENT: u64 = 80;
 
 /// How a round went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,72 +118,103 @@ fn choose(core: &Core, unmovable: &HashSet<SegmentUse>) -> Vec<SegmentUse> {
         moved += live;
         victims.push(used);
     }
-    if (victims.len() as u64) > moved.div_ceil(capacity) { victims } else { Vec::new() }
+    if (victims.len() as u64) > moved.div_ceil(capacity / 100 * PACKED_PERCENT) { victims } else { Vec::new() }
 }
 
 /// Moves all that is alive out of a segment.
 async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(), MoveFailed> {
-    let volumes: BTreeMap<u32, Arc<Volume>> =
-        core.shared.all_volumes().into_iter().map(|volume| (volume.id, volume)).collect();
-    for header in find_stripes(&core.stripes, used).await {
-        if core.shared.segments.live_bytes(used.index) == 0 {
-            return Ok(());
-        }
+    let mut batch = MoveBatch::new(core);
+    for header in find_stripes(&core.stripes, used).await.into_iter().filter(|header| !header.void) {
         // What can't be read can't be moved; if nothing in it is alive, that is no matter.
         let Ok(stripe) = core.stripes.read(header.location, used.sequence).await else { continue };
         if stripe.bad != 0 {
             core.stripes.repair(&stripe).await;
         }
-        let mut by_reactor: BTreeMap<usize, Vec<MoveRecord>> = BTreeMap::new();
         for record in find_records(header.location, &stripe.payload).0 {
-            let owner = record.header.owner;
-            let (Some(volume), true) = (volumes.get(&owner.volume), record.header.kind.has_payload()) else { continue };
-            let start = record.location.payload_offset as usize;
-            let bytes = stripe.payload[start..start + record.location.stored_bytes as usize].to_vec();
-            by_reactor.entry(usize::from(owner.shard) % core.shared.reactors).or_default().push(MoveRecord {
-                volume: Arc::clone(volume),
-                shard: owner.shard,
-                location: record.location,
-                header: record.header,
-                bytes,
-            });
+            batch.add(record, &stripe.payload);
         }
-        for (reactor, records) in by_reactor {
-            let (done, answer) = oneshot::channel();
-            core.shared.courier.send(reactor, Message(Inner::Move(MoveRequest { records, done })));
-            answer.await.unwrap_or(Err(MoveFailed))?;
+        if batch.bytes >= BATCH_BYTES {
+            batch.send().await?;
         }
     }
+    batch.send().await?;
     if core.shared.segments.live_bytes(used.index) == 0 { Ok(()) } else { Err(MoveFailed) }
+}
+
+/// Records of several stripes, so that what is left of them shares new ones.
+struct MoveBatch<'a> {
+    core: &'a Core,
+    volumes: BTreeMap<u32, Arc<Volume>>,
+    by_reactor: BTreeMap<usize, Vec<MoveRecord>>,
+    bytes: usize,
+}
+
+/// Records held in memory at once.
+const BATCH_BYTES: usize = 4 << 20;
+
+impl<'a> MoveBatch<'a> {
+    fn new(core: &'a Core) -> Self {
+        let volumes = core.shared.all_volumes().into_iter().map(|volume| (volume.id, volume)).collect();
+        Self { core, volumes, by_reactor: BTreeMap::new(), bytes: 0 }
+    }
+
+    fn add(&mut self, record: FoundRecord, payload: &[u8]) {
+        let owner = record.header.owner;
+        let (Some(volume), true) = (self.volumes.get(&owner.volume), record.header.kind.has_payload()) else { return };
+        let start = record.location.payload_offset as usize;
+        let Some(bytes) = payload.get(start..start + record.location.stored_bytes as usize) else { return };
+        self.bytes += bytes.len();
+        let reactor = usize::from(owner.shard) % self.core.shared.reactors;
+        self.by_reactor.entry(reactor).or_default().push(MoveRecord {
+            volume: Arc::clone(volume),
+            shard: owner.shard,
+            location: record.location,
+            header: record.header,
+            bytes: bytes.to_vec(),
+        });
+    }
+
+    /// Hands the records to their owners and waits until those alive are durable elsewhere.
+    async fn send(&mut self) -> Result<(), MoveFailed> {
+        self.bytes = 0;
+        let answers = std::mem::take(&mut self.by_reactor).into_iter().map(|(reactor, records)| {
+            let (done, answer) = oneshot::channel();
+            self.core.shared.courier.send(reactor, Message(Inner::Move(MoveRequest { records, done })));
+            answer
+        });
+        let answers: Vec<_> = answers.collect();
+        for answer in join_all(answers).await {
+            answer.unwrap_or(Err(MoveFailed))?;
+        }
+        Ok(())
+    }
 }
 
 impl Core {
     /// Moves those of the records that are alive, and answers when they are durable elsewhere.
     pub async fn move_records(&self, request: MoveRequest) {
-        let mut pending = Vec::new();
-        let mut result = Ok(());
-        for record in request.records {
-            let _in_flight = InFlight::on(&record.volume);
-            if record.volume.is_closing() {
-                continue;
-            }
-            let shard = self.shard(&record.volume, record.shard);
-            let runs = live_runs(&shard, &record);
-            let live: u64 = runs.iter().map(|run| run.end - run.start).sum();
-            if live == 0 {
-                continue;
-            }
-            if live * 2 >= record.header.birth.block_count {
-                pending.push(self.move_whole(&shard, &record).await);
-            } else if self.rewrite_live(&shard, &record, runs).await.is_err() {
-                result = Err(MoveFailed);
-            }
-        }
-        if !all_settled(pending).await {
-            result = Err(MoveFailed);
-        }
+        // Side by side, so that they share stripes.
+        let moved = join_all(request.records.iter().map(|record| self.move_record(record))).await;
         // The cleaner may have ended.
-        let _ = request.done.send(result);
+        let _ = request.done.send(moved.into_iter().collect());
+    }
+
+    async fn move_record(&self, record: &MoveRecord) -> Result<(), MoveFailed> {
+        let _in_flight = InFlight::on(&record.volume);
+        if record.volume.is_closing() {
+            return Ok(());
+        }
+        let shard = self.shard(&record.volume, record.shard);
+        let runs = live_runs(&shard, record);
+        let live: u64 = runs.iter().map(|run| run.end - run.start).sum();
+        if live == 0 {
+            return Ok(());
+        }
+        if live * 2 < record.header.birth.block_count {
+            return self.rewrite_live(&shard, record, runs).await;
+        }
+        let written = self.move_whole(&shard, record).await;
+        if matches!(written.await, Ok(Ok(()))) { Ok(()) } else { Err(MoveFailed) }
     }
 
     async fn move_whole(&self, shard: &Rc<Shard>, record: &MoveRecord) -> super::stream::Written {

@@ -107,9 +107,10 @@ impl ExtentMap {
         // The cut lies within the extent, so it fits its count.
         let cut = (lba - start) as u16;
         let (head, tail) = (extent.part(0, cut), extent.part(cut, extent.count));
-        ledger.removed(&extent);
+        // In this order, so that a segment that is alive never counts as dead in between: others look at the counters.
         ledger.added(&head);
         ledger.added(&tail);
+        ledger.removed(&extent);
         self.extents.insert(start, head);
         self.extents.insert(lba, tail);
     }
@@ -209,12 +210,12 @@ mod tests {
                     0..6 => {
                         let extent = record(step, step.into(), blocks);
                         map.insert(lba, extent, &mut count);
-                        (0..blocks).for_each(|b| drop(model.insert(lba + u64::from(b), (step, b))));
+                        model.extend((0..blocks).map(|b| (lba + u64::from(b), (step, b))));
                         records.push((lba, extent));
                     }
                     6..9 => {
                         map.remove(lba..lba + u64::from(blocks), &mut count);
-                        (0..blocks).for_each(|b| drop(model.remove(&(lba + u64::from(b)))));
+                        model.retain(|at, _| !(lba..lba + u64::from(blocks)).contains(at));
                     }
                     _ => {
                         let Some((lba, extent)) = records.last().copied() else { continue };

@@ -4,7 +4,7 @@
 //! cut short anywhere and begun again; it reads the checkpoint and its window and no more; it writes into no segment that
 //! the checkpoint it started from needs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -128,7 +128,8 @@ pub async fn mount(
         keyring.insert(key);
     }
     let replay = if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
-    let segments = Segments::new(states(&set, &loaded), loaded.next_sequence.max(replay.top_sequence + 1));
+    let segments =
+        Segments::new(states(&set, &loaded, &replay.written), loaded.next_sequence.max(replay.top_sequence + 1));
     let extents = AtomicI64::new(0);
     fill_maps(&mut loaded, &segments, &extents);
     let mut codec = RecordCodec::new(*engines::chosen(), Arc::clone(&keyring));
@@ -171,7 +172,9 @@ fn name_refused(inputs: &[MemberInput], found: &[Found]) {
                 superblock.member_bytes
             ),
             Found::Unusable(error) => tracing::error!(member = input.name, %error, "refused"),
-            Found::Blank | Found::Foreign { .. } => tracing::error!(member = input.name, "not a member of the pool"),
+            Found::Blank | Found::Torn | Found::Foreign { .. } => {
+                tracing::error!(member = input.name, "not a member of the pool")
+            }
             Found::Unreadable => tracing::error!(member = input.name, "can't be read"),
             Found::Member(_) => {}
         }
@@ -259,11 +262,15 @@ fn check_uses(uses: Vec<SegmentUse>, set: &MemberSet) -> Result<Vec<SegmentUse>,
     if all { Ok(uses) } else { Err(DecodeError::Field("segment")) }
 }
 
-/// What each segment is. All of the window counts as closed, written or not: nothing of it is used anew before the new
-/// checkpoint is durable, and then what is dead in it comes back.
-fn states(set: &MemberSet, loaded: &Loaded) -> Vec<State> {
+/// What each segment is. What was written of the window is closed: nothing of it is used anew before the new checkpoint is
+/// durable, and then what is dead in it comes back. What was not is free: should this mount be cut short, the next one finds
+/// no stripe of the old sequence there either.
+fn states(set: &MemberSet, loaded: &Loaded, written: &HashSet<u32>) -> Vec<State> {
     let mut states = vec![State::Free; set.segment_count as usize];
-    for used in loaded.data.iter().chain(&loaded.window) {
+    for used in &loaded.data {
+        states[used.index as usize] = State::Closed(used.sequence);
+    }
+    for used in loaded.window.iter().filter(|used| written.contains(&used.index)) {
         states[used.index as usize] = State::Closed(used.sequence);
     }
     for part in &loaded.root.parts {
@@ -302,6 +309,8 @@ fn insert_newer(map: &mut ExtentMap, lba: u64, extent: Extent, ledger: &mut impl
 #[derive(Default)]
 struct Replay {
     records: Vec<FoundRecord>,
+    /// Segments in which anything was found.
+    written: HashSet<u32>,
     top_sequence: u64,
 }
 
@@ -312,7 +321,11 @@ const SCANS_AT_ONCE: usize = 8;
 async fn scan(stripes: &StripeIo, window: &[SegmentUse], report: &mut MountReport) -> Replay {
     let mut replay = Replay::default();
     for uses in window.chunks(SCANS_AT_ONCE) {
-        for found in join_all(uses.iter().map(|used| scan_segment(stripes, *used))).await {
+        let scans = join_all(uses.iter().map(|used| scan_segment(stripes, *used))).await;
+        for (used, found) in uses.iter().zip(scans) {
+            if found.any {
+                replay.written.insert(used.index);
+            }
             report.segments_scanned += 1;
             report.stripes_replayed += found.replayed;
             report.stripes_healed += found.healed;
@@ -327,6 +340,8 @@ async fn scan(stripes: &StripeIo, window: &[SegmentUse], report: &mut MountRepor
 #[derive(Default)]
 struct Scanned {
     records: Vec<FoundRecord>,
+    /// Some stripe, or what is left of one.
+    any: bool,
     replayed: u64,
     healed: u64,
     discarded: u64,
@@ -335,6 +350,10 @@ struct Scanned {
 async fn scan_segment(stripes: &StripeIo, used: SegmentUse) -> Scanned {
     let mut scanned = Scanned::default();
     for header in find_stripes(stripes, used).await {
+        scanned.any = true;
+        if header.void {
+            continue;
+        }
         let Ok(stripe) = stripes.read(header.location, used.sequence).await else {
             scanned.discarded += 1;
             continue;

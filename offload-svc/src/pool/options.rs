@@ -75,6 +75,9 @@ impl Layout {
         if self.data_shards == 0 {
             return fail("k", 0, "at least 1 data shard");
         }
+        if self.parity_shards == 0 {
+            return fail("m", 0, "at least 1 parity shard");
+        }
         if self.members() > MEMBERS_MAX {
             return fail("k+m", self.members() as u64, "at most 32 members");
         }

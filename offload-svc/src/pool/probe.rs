@@ -26,6 +26,8 @@ pub enum Found {
     Member(Box<Superblock>),
     /// A member of a pool, but smaller than it was when it was formatted.
     Truncated { superblock: Box<Superblock>, size_bytes: u64 },
+    /// Something, but only where superblocks stand, and no whole one.
+    Torn,
     /// A superblock that this program can't use.
     Unusable(SuperblockError),
     /// Something else; its first byte that isn't zero is at this offset.
@@ -81,6 +83,7 @@ impl std::fmt::Display for FoundText {
                     block.index, block.pool, block.member_bytes
                 )
             }
+            Found::Torn => f.write_str("data where superblocks stand"),
             Found::Unusable(error) => write!(f, "a Sluice superblock that can't be used: {error}"),
             Found::Foreign { offset } => write!(f, "data from byte {offset} on"),
         }
@@ -105,23 +108,31 @@ async fn probe_one(env: &Rc<dyn Env>, slot: MemberIndex, input: &MemberInput) ->
     let mut readable = false;
     for at in (0..SUPERBLOCK_AREA_BYTES).step_by(SLOT_BYTES) {
         match read_slot(env, slot, at).await {
-            Some(buf) => {
+            Slot::Read(buf) => {
                 readable = true;
                 area.extend_from_slice(&buf);
             }
-            None if at < 2 * SLOT_BYTES as u64 => area.resize(area.len() + SLOT_BYTES, 0),
-            None => return Found::Unreadable,
+            Slot::Failed if at < 2 * SLOT_BYTES as u64 => area.resize(area.len() + SLOT_BYTES, 0),
+            Slot::Failed | Slot::NoAnswer => return Found::Unreadable,
         }
     }
     if readable { judge(&area, size_bytes) } else { Found::Unreadable }
 }
 
-async fn read_slot(env: &Rc<dyn Env>, slot: MemberIndex, at: u64) -> Option<IoBuf> {
+/// One slot of a member, as far as it can be read.
+enum Slot {
+    Read(IoBuf),
+    Failed,
+    NoAnswer,
+}
+
+async fn read_slot(env: &Rc<dyn Env>, slot: MemberIndex, at: u64) -> Slot {
     let buf = env.buffer(SLOT_BYTES).await;
     let late = env.sleep_until(env.now() + PROBE_TIMEOUT);
     match select(env.read(slot, at, buf), late).await {
-        Either::Left(((Ok(()), buf), _)) => Some(buf),
-        _ => None,
+        Either::Left(((Ok(()), buf), _)) => Slot::Read(buf),
+        Either::Left(_) => Slot::Failed,
+        Either::Right(_) => Slot::NoAnswer,
     }
 }
 
@@ -140,6 +151,9 @@ fn judge(area: &[u8], size_bytes: u64) -> Found {
             Found::Truncated { superblock: Box::new(block), size_bytes }
         }
         (Some(block), _) => Found::Member(Box::new(block)),
+        (None, None | Some(SuperblockError::Crc)) if area[2 * SLOT_BYTES..].iter().all(|byte| *byte == 0) => {
+            if area.iter().any(|byte| *byte != 0) { Found::Torn } else { Found::Blank }
+        }
         (None, Some(error)) => Found::Unusable(error),
         (None, None) => match area.iter().position(|byte| *byte != 0) {
             Some(offset) => Found::Foreign { offset: offset as u64 },
@@ -158,11 +172,19 @@ pub async fn inspect(env: &Rc<dyn Env>, members: &[MemberInput]) -> Inspection {
     if let Some(uuid) = pool {
         return Inspection::Pool { uuid };
     }
-    if found.iter().all(is_formattable) { Inspection::Formattable } else { Inspection::Other(found) }
+    if formattable(&found) { Inspection::Formattable } else { Inspection::Other(found) }
 }
 
-fn is_formattable(found: &Found) -> bool {
-    matches!(found, Found::Blank) || matches!(found, Found::Member(block) if block.formatting)
+/// All blank, or left from a format that did not finish. Once one member says that a format was under way, the others were
+/// blank then: what stands in the slots of one of them, and nowhere else, is the write that was torn.
+fn formattable(found: &[Found]) -> bool {
+    let under_way = found.iter().any(|found| matches!(found, Found::Member(block) if block.formatting));
+    found.iter().all(|found| match found {
+        Found::Blank => true,
+        Found::Member(block) => block.formatting,
+        Found::Torn => under_way,
+        _ => false,
+    })
 }
 
 /// Makes a pool of blank members; gives its UUID.
@@ -183,8 +205,10 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
         }
         smallest = smallest.min(size_bytes);
     }
-    for (input, found) in inputs.iter().zip(probe(env, inputs).await) {
-        if !is_formattable(&found) {
+    let found = probe(env, inputs).await;
+    let usable = formattable(&found);
+    for (input, found) in inputs.iter().zip(found) {
+        if !usable && found != Found::Blank {
             return Err(FormatError::NotBlank { name: input.name.clone(), found: FoundText(found) });
         }
     }

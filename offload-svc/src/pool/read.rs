@@ -63,18 +63,32 @@ struct RecordRead {
 }
 
 impl Core {
-    /// Reads a range of a shard as it is at the moment of the call; blocks in no record are zeroes.
+    /// Reads a range of a shard as it is at a moment of the call; blocks in no record are zeroes.
     pub async fn read_range(&self, shard: &Shard, range: Range<u64>, sink: &dyn Sink) -> Result<(), LostBlock> {
+        loop {
+            let extents: Vec<(u64, Extent)> = shard.map.borrow().overlapping(range.clone()).collect();
+            let read = self.read_extents(shard, &extents, &range, sink).await;
+            // What was overwritten or moved meanwhile may have been given back: then it is not lost, but old.
+            if read.is_ok() || shard.map.borrow().overlapping(range.clone()).eq(extents) {
+                return read;
+            }
+        }
+    }
+
+    async fn read_extents(
+        &self,
+        shard: &Shard,
+        extents: &[(u64, Extent)],
+        range: &Range<u64>,
+        sink: &dyn Sink,
+    ) -> Result<(), LostBlock> {
         let shift = shard.volume.block_shift;
-        let extents: Vec<(u64, Extent)> = shard.map.borrow().overlapping(range.clone()).collect();
         let segments = extents.iter().map(|(_, extent)| extent.location.stripe.segment);
         let _pins = Pins::new(&self.shared.segments, segments);
-        zero_holes(&extents, &range, shift, sink);
+        zero_holes(extents, range, shift, sink);
         let records = group(shard, extents);
         let reads = records.iter().map(|record| {
-            self.read_record(record, |lba, bytes| {
-                sink.put(((lba - range.start) << shift) as usize, bytes);
-            })
+            self.read_record(record, |lba, bytes| sink.put(((lba - range.start) << shift) as usize, bytes))
         });
         let first = |record: &RecordRead| record.parts.iter().map(|part| part.lba).min();
         let results = join_all(reads).await;
@@ -177,9 +191,9 @@ fn zero_holes(extents: &[(u64, Extent)], range: &Range<u64>, shift: u8, sink: &d
 }
 
 /// Groups extents by record.
-fn group(shard: &Shard, extents: Vec<(u64, Extent)>) -> Vec<RecordRead> {
+fn group(shard: &Shard, extents: &[(u64, Extent)]) -> Vec<RecordRead> {
     let mut records: Vec<RecordRead> = Vec::new();
-    for (lba, extent) in extents {
+    for &(lba, extent) in extents {
         let part = Part { lba, extent };
         // Parts of one record with another's between them are rare; a run of neighbours is the rule.
         if let Some(last) = records.last_mut()

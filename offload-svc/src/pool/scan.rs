@@ -20,7 +20,7 @@ pub struct FoundRecord {
     pub marker: Vec<u8>,
 }
 
-/// The headers of a segment's stripes, one for each, in order. Void ones are left out.
+/// The headers of a segment's stripes, one for each, in order, void ones included.
 pub async fn find_stripes(stripes: &StripeIo, used: SegmentUse) -> Vec<ShardHeader> {
     let layout = &stripes.set().layout;
     let blocks = layout.segment_bytes / BLOCK_BYTES as u32;
@@ -36,7 +36,6 @@ pub async fn find_stripes(stripes: &StripeIo, used: SegmentUse) -> Vec<ShardHead
             None => row += 1,
         }
     }
-    found.retain(|header| !header.void);
     found
 }
 

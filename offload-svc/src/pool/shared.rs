@@ -97,8 +97,10 @@ impl Shared {
 
     /// A segment was handed out: takes the next checkpoint in good time, and cleans.
     pub fn on_segment_taken(&self) {
-        let (listed, _) = self.segments.left();
-        if listed * 2 <= self.listed_at_checkpoint.load(Ordering::SeqCst) {
+        let (listed, free) = self.segments.left();
+        let half = listed * 2 <= self.listed_at_checkpoint.load(Ordering::SeqCst);
+        // The map has grown past what was kept back for writing it down: the next checkpoint keeps back more.
+        if half || free < self.admission.reserves(self.extent_count()).checkpoint {
             self.want_checkpoint();
         }
         if self.admission.is_low(&self.segments, self.extent_count()) {

@@ -14,7 +14,8 @@ use super::stripe::HEADER_BYTES;
 /// Bytes of one extent in a checkpoint, rounded up.
 pub const EXTENT_BYTES_IN_CHECKPOINT: u64 = 64;
 /// Of the room for user data, at most this many parts in a hundred are promised: cleaning needs dead space to work with.
-const FILL_PERCENT: u64 = 88;
+/// And records leave gaps at the ends of stripes.
+const FILL_PERCENT: u64 = 80;
 
 /// How the segments of a pool are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -325,15 +325,6 @@ impl Shard {
     }
 }
 
-/// Waits for all of them; whether all are durable.
-pub async fn all_settled(pending: Vec<Written>) -> bool {
-    let mut all = true;
-    for written in pending {
-        all &= matches!(written.await, Ok(Ok(())));
-    }
-    all
-}
-
 /// Lets the other ready tasks of this reactor run first.
 pub async fn yield_now() {
     let mut yielded = false;

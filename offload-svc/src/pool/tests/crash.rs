@@ -59,7 +59,7 @@ fn steps_of(rig: &Rig, seed: u64) -> u64 {
 /// H81, DESIGN 3.4: whatever the write at which the power fails, everything answered is there; what was seen once stays.
 #[test]
 fn h81_a_crash_at_every_write_keeps_every_answered_write() {
-    let base = Rig::new(LAYOUT, 40, 1).with_volume(16 * MIB, 4096);
+    let base = Rig::small(4096);
     let steps = steps_of(&base, 5);
     assert!(steps > 50, "the story is too short to prove anything: {steps}");
     for crash_at in 1..=steps {
@@ -74,7 +74,7 @@ fn h81_a_crash_at_every_write_keeps_every_answered_write() {
 /// H83: recovery can be cut short at any of its own writes and begun again, and ends the same.
 #[test]
 fn h83_recovery_is_idempotent_under_crashes_of_its_own() {
-    let base = Rig::new(LAYOUT, 40, 1).with_volume(16 * MIB, 4096);
+    let base = Rig::small(4096);
     let steps = steps_of(&base, 6);
     for crash_at in (steps / 2..steps).step_by(7) {
         let rig = Rig { disks: base.disks.copy(), ..base.clone() };
@@ -96,7 +96,7 @@ fn h83_recovery_is_idempotent_under_crashes_of_its_own() {
 /// H83: one block written many times, cut at every write: some version is there, whole, and the same after another mount.
 #[test]
 fn h83_one_block_written_over_and_over() {
-    let base = Rig::new(LAYOUT, 40, 1).with_volume(16 * MIB, 512);
+    let base = Rig::small(512);
     for crash_at in (20..140).step_by(3) {
         let rig = Rig { disks: base.disks.copy(), ..base.clone() };
         let model = shared_model();
@@ -139,9 +139,8 @@ pub fn random_lives_with(seed: u64, rig: Rig, lives: u64, meddle: Rc<dyn Fn(u64,
             let vol = live.volume("v");
             check_all(&vol, &inner, &format!("seed {seed}, life {life}")).await;
             meddle(life, &live.world);
-            let tasks = (0..6).map(|task| {
-                busy(vol.clone(), Rc::clone(&inner), Rc::clone(&stamps), life_seed * 10 + task)
-            });
+            let tasks =
+                (0..6).map(|task| busy(vol.clone(), Rc::clone(&inner), Rc::clone(&stamps), life_seed * 10 + task));
             futures::future::join_all(tasks).await;
         });
     }
@@ -200,13 +199,16 @@ async fn swap_one(vol: &Vol, model: &SharedModel, lba: u64, stamp: u64) {
 fn h81_h135_random_lives_keep_every_answered_write() {
     for seed in seeds(1..25) {
         let block_bytes = if seed % 3 == 0 { 512 } else { 4096 };
-        let run = std::panic::catch_unwind(|| {
-            random_lives(seed, Rig::new(LAYOUT, 48, 1).with_volume(16 * MIB, block_bytes), 5);
-        });
-        if let Err(panic) = run {
-            eprintln!("failing seed: {seed}");
-            std::panic::resume_unwind(panic);
-        }
+        naming_seed(seed, || random_lives(seed, Rig::new(LAYOUT, 48, 1).with_volume(16 * MIB, block_bytes), 5));
+    }
+}
+
+/// Runs a test of one seed and says which it was if it fails.
+pub fn naming_seed(seed: u64, test: impl FnOnce()) {
+    let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
+    if let Err(panic) = run {
+        eprintln!("failing seed: {seed}");
+        std::panic::resume_unwind(panic);
     }
 }
 

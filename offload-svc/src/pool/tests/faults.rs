@@ -198,18 +198,19 @@ fn random_load_with_members_failing_keeps_every_answered_write() {
     for seed in super::crash::seeds(100..112) {
         let rig = Rig::new(LAYOUT, 48, 1).with_volume(16 * MIB, 4096);
         let victims = [seed as usize % 6, (seed as usize / 6 + seed as usize + 1) % 6];
-        let run = std::panic::catch_unwind(|| {
-            super::crash::random_lives_with(seed, rig, 4, Rc::new(move |life, world| {
-                for (turn, victim) in victims.iter().enumerate() {
-                    if life >= 1 + turn as u64 {
-                        world.disks.set_mode(*victim, MODES[(seed as usize + turn) % 4]);
+        super::crash::naming_seed(seed, || {
+            super::crash::random_lives_with(
+                seed,
+                rig,
+                4,
+                Rc::new(move |life, world| {
+                    for (turn, victim) in victims.iter().enumerate() {
+                        if life >= 1 + turn as u64 {
+                            world.disks.set_mode(*victim, MODES[(seed as usize + turn) % 4]);
+                        }
                     }
-                }
-            }));
+                }),
+            );
         });
-        if let Err(panic) = run {
-            eprintln!("failing seed: {seed}");
-            std::panic::resume_unwind(panic);
-        }
     }
 }

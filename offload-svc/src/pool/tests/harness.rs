@@ -21,6 +21,10 @@ use crate::stages::keys::KeyEncryptionKey;
 pub const LAYOUT: Layout =
     Layout { data_shards: 4, parity_shards: 2, segment_bytes: 256 << 10, shard_bytes_max: 80 << 10 };
 
+/// A smaller one, for tests that crash at every write: fewer writes, fewer places.
+pub const SMALL: Layout =
+    Layout { data_shards: 2, parity_shards: 1, segment_bytes: 128 << 10, shard_bytes_max: 80 << 10 };
+
 pub fn options() -> MountOptions {
     MountOptions {
         member_timeout: Duration::from_millis(500),
@@ -64,6 +68,13 @@ impl Rig {
     pub fn new(layout: Layout, segments: u64, reactors: usize) -> Self {
         let inputs = inputs(&layout, segments);
         Self { disks: Disks::new(layout.members()), inputs, layout, options: options(), reactors }
+    }
+
+    /// Three members with one volume, which mount fast.
+    pub fn small(block_bytes: u32) -> Self {
+        let mut rig = Self::new(SMALL, 30, 1);
+        rig.options.max_replay_segments = 6;
+        rig.with_volume(16 << 20, block_bytes)
     }
 
     /// A formatted pool with one volume `v`.
@@ -217,7 +228,8 @@ pub type SharedModel = Rc<RefCell<Model>>;
 
 /// Checks that every block that was ever touched holds what it may, and holds the pool to it from now on.
 pub async fn check_all(vol: &Vol, model: &SharedModel, what: &str) {
-    for lba in model.borrow().touched() {
+    let touched = model.borrow().touched();
+    for lba in touched {
         let stamp = vol.stamps(lba, 1).await.unwrap_or_else(|outcome| panic!("{what}: LBA {lba}: {outcome:?}"))[0];
         let possible = model.borrow().possible(lba);
         assert!(possible.contains(&stamp), "{what}: LBA {lba} holds {stamp}, may hold {possible:?}");

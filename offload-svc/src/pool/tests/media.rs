@@ -5,8 +5,12 @@ use std::rc::Rc;
 use nvmf_target::backend::Outcome;
 use uuid::Uuid;
 
+use super::super::checkpoint::{Part, Root, SectionWriter};
+use super::super::map::{Extent, RecordLocation};
 use super::super::options::SUPERBLOCK_AREA_BYTES;
 use super::super::probe::{ChooseError, Found};
+use super::super::segments::{SegmentUse, Window};
+use super::super::stripe::{Sequence, ShardHeader, StripeLocation};
 use super::super::superblock::{SLOT_BYTES, Superblock};
 use super::super::*;
 use super::harness::{LAYOUT, Rig, kek, spec};
@@ -65,7 +69,7 @@ fn h94_edited_superblocks_are_refused_with_the_field_named() {
         (48, &[200], "index"),
         (49, &[0], "k = 0"),
         (49, &[255], "k+m"),
-        (50, &[0], "member"),
+        (50, &[0], "m = 0"),
         (51, &[9], "code"),
         (52, &[1, 0, 0, 0], "segment_bytes"),
         (56, &[0, 0, 0, 0], "shard_bytes_max"),
@@ -177,7 +181,11 @@ fn format_takes_blank_members_only_and_can_be_cut_short() {
             inspection
         });
         world.end(crash_at);
-        assert!(!matches!(inspection, Ok(Inspection::Other(_))), "cut at {crash_at}: {cut:?} {inspection:?}");
+        if matches!(inspection, Ok(Inspection::Other(_))) {
+            // Torn in its very first write: nothing says that this was us.
+            assert!(crash_at <= 2, "cut at {crash_at}: {cut:?} {inspection:?}");
+            continue;
+        }
         rig.live(3, |live| async move { assert!(live.pool.volumes().is_empty()) });
     }
     let rig = Rig::new(LAYOUT, 40, 1);
@@ -230,20 +238,26 @@ fn h101_copied_members_do_not_repeat_a_keystream() {
     let copy = Rig { disks: rig.disks.copy(), ..rig.clone() };
     let (one, two) = (run_of(11, 9, 1, 4096), run_of(13, 9, 1, 4096));
     let plain: Vec<u8> = one.iter().zip(&two).map(|(a, b)| a ^ b).collect();
-    let written = |rig: &Rig, seed: u64, text: Vec<u8>| -> Vec<(u64, Vec<u8>)> {
+    // A raw record at the front of a shard: after the headers and one block's checksum comes the text, enciphered.
+    let written = |rig: &Rig, seed: u64, text: Vec<u8>| -> Vec<Vec<u8>> {
         rig.live(seed, move |live| async move {
             assert_eq!(live.volume("v").write(9, &text).await, Outcome::Success);
         });
-        rig.disks.0.iter().flat_map(|disk| disk.borrow().pages().filter(|(at, _)| *at >= 65536)
-            .map(|(at, page)| (at, page.to_vec())).collect::<Vec<_>>()).collect()
+        let is_record = |page: &[u8]| page.starts_with(b"SHRD") && page[256..].starts_with(b"SREC");
+        let of_disk = |disk: &std::cell::RefCell<super::sim::Disk>| -> Vec<Vec<u8>> {
+            disk.borrow()
+                .pages()
+                .filter(|(_, page)| is_record(page))
+                .map(|(_, page)| page[256 + 116..].to_vec())
+                .collect()
+        };
+        rig.disks.0.iter().flat_map(of_disk).collect()
     };
     let (first, second) = (written(&rig, 2, one), written(&copy, 3, two));
-    for (_, a) in &first {
-        for (_, b) in &second {
-            let cipher: Vec<u8> = a.iter().zip(b).map(|(a, b)| a ^ b).collect();
-            let common = cipher.windows(32).any(|window| plain.windows(32).step_by(16).any(|other| other == window));
-            assert!(!common || cipher.iter().all(|byte| *byte == 0), "keystream repeated");
-        }
+    assert!(!first.is_empty() && !second.is_empty());
+    for (a, b) in first.iter().flat_map(|a| second.iter().map(move |b| (a, b))) {
+        let cipher: Vec<u8> = a.iter().zip(b).map(|(a, b)| a ^ b).collect();
+        assert!(cipher[..64] != plain[..64] && cipher[64..128] != plain[64..128], "keystream repeated");
     }
 }
 
@@ -274,7 +288,50 @@ fn golden_superblock() {
     let bytes = block.to_bytes();
     assert_eq!(Superblock::parse(&bytes), Ok(block));
     assert_eq!(bytes[..16], *b"SLUICEPL\x01\x00\x00\x00\x01\x00\x00\x00");
-    assert_eq!(format!("{:08x}", crc32c(&bytes)), GOLDEN_SUPERBLOCK);
+    assert_eq!(format!("{:08x}", crc32c(&bytes[..SLOT_BYTES - 4])), GOLDEN_SUPERBLOCK);
 }
 
-const GOLDEN_SUPERBLOCK: &str = "00000000";
+const GOLDEN_SUPERBLOCK: &str = "5256a4a3";
+
+/// DESIGN 3.7: the format of a shard's header and of a checkpoint's sections, pinned.
+#[test]
+fn golden_stripe_and_checkpoint() {
+    let stripe = StripeLocation { segment: 3, start_block: 8, shard_blocks: 2, data_shards: 3, rotation: 1 };
+    let sequence = Sequence { number: 0x1122, nonce: 0x3344_5566 };
+    let header = ShardHeader {
+        void: false,
+        shard: 1,
+        parity_shards: 2,
+        pool: Uuid::from_u128(0xABCD),
+        location: stripe,
+        sequence,
+        epoch: 4,
+        number: 11,
+        stream: 2,
+        payload_bytes: 20000,
+        shard_crcs: vec![1, 2, 3, 4, 5],
+    };
+    let mut bytes = vec![0; super::super::stripe::HEADER_BYTES];
+    header.write_to(&mut bytes);
+    assert_eq!(bytes[..8], *b"SHRD\x01\x00\x01\x02");
+    assert_eq!(format!("{:08x}", crc32c(&bytes[..bytes.len() - 4])), GOLDEN_SHARD);
+    let location = RecordLocation { stripe, payload_offset: 512, stored_bytes: 4210 };
+    let extent =
+        Extent { location, generation: 1 << 36 | 5, key_epoch: 0, record_offset: 2, record_blocks: 16, count: 7 };
+    let used = SegmentUse { index: 3, sequence };
+    let window = Window { uses: vec![used], added: vec![used], data: vec![used, used], next_sequence: 99 };
+    let mut sections = SectionWriter::default();
+    sections.shard(1, 15, 1 << 36);
+    sections.extents(1, 15, &[(77, extent)]);
+    sections.window(&window);
+    sections.counters(2, 99);
+    sections.end();
+    assert_eq!(format!("{:08x}", crc32c(&sections.0)), GOLDEN_SECTIONS);
+    let root = Root { parts: vec![Part { location: stripe, sequence }], volume_parts: 1 };
+    assert_eq!(Root::decode(&root.encode()), Ok(root.clone()));
+    assert_eq!(format!("{:08x}", crc32c(&root.encode())), GOLDEN_ROOT);
+}
+
+const GOLDEN_SHARD: &str = "3eafa604";
+const GOLDEN_SECTIONS: &str = "28b52a82";
+const GOLDEN_ROOT: &str = "81e399a2";

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use nvmf_target::backend::{Backend, LbaRange, Operation, Outcome};
+use nvmf_target::backend::{LbaRange, Operation, Outcome};
 use nvmf_target::buffer::IoBuf;
 
 use super::super::{VolumeError, VolumeSpec};

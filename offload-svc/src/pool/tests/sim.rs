@@ -4,16 +4,19 @@
 //! at once: a crash, which loses, keeps or tears (by 512-byte sector) each write since the member's last sync, each on its
 //! own. A sync that has returned is trusted.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::future::Future;
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use async_executor::LocalExecutor;
+use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::LocalBoxFuture;
 use nvmf_target::buffer::IoBuf;
@@ -184,6 +187,8 @@ pub struct World {
     /// The step at which the power fails.
     pub crash_at: Cell<Option<u64>>,
     crashed: Cell<bool>,
+    /// What a task panicked with.
+    panic: RefCell<Option<Box<dyn Any + Send>>>,
     /// Buffers of requests that never come back.
     hung: RefCell<Vec<IoBuf>>,
     /// How much I/O there was, by kind, for tests of cost.
@@ -207,6 +212,7 @@ impl World {
             steps: Cell::default(),
             crash_at: Cell::default(),
             crashed: Cell::default(),
+            panic: RefCell::default(),
             hung: RefCell::default(),
             counts: RefCell::default(),
         })
@@ -225,9 +231,13 @@ impl World {
         let executor = self.executor.borrow().clone().expect("the world has not ended");
         let result = Rc::new(RefCell::new(None));
         let slot = Rc::clone(&result);
-        executor.spawn(async move { *slot.borrow_mut() = Some(main.await) }).detach();
+        self.spawn(async move { *slot.borrow_mut() = Some(main.await) });
         loop {
             while !self.crashed.get() && result.borrow().is_none() && executor.try_tick() {}
+            // An executor keeps a task's panic for whoever joins it; nobody does.
+            if let Some(panic) = self.panic.borrow_mut().take() {
+                std::panic::resume_unwind(panic);
+            }
             if self.crashed.get() {
                 return Err(Crashed);
             }
@@ -247,6 +257,18 @@ impl World {
         self.executor.borrow_mut().take();
         self.timers.borrow_mut().clear();
         self.disks.crash(crash_seed);
+    }
+
+    fn spawn(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
+        if let Some(executor) = &*self.executor.borrow() {
+            let world = Rc::clone(self);
+            let watched = async move {
+                if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+                    world.panic.borrow_mut().get_or_insert(panic);
+                }
+            };
+            executor.spawn(watched).detach();
+        }
     }
 
     fn sleep(&self, at: Duration) -> oneshot::Receiver<()> {
@@ -384,13 +406,14 @@ impl Env for SimEnv {
 
     fn sleep_until(&self, at: Instant) -> LocalBoxFuture<'static, ()> {
         let fired = self.0.sleep(at.saturating_duration_since(self.0.start));
-        Box::pin(async move { drop(fired.await) })
+        Box::pin(async move {
+            // The world has ended: so has this task.
+            let _ = fired.await;
+        })
     }
 
     fn spawn(&self, task: LocalBoxFuture<'static, ()>) {
-        if let Some(executor) = &*self.0.executor.borrow() {
-            executor.spawn(task).detach();
-        }
+        self.0.spawn(task);
     }
 
     fn buffer(&self, len: usize) -> LocalBoxFuture<'static, IoBuf> {

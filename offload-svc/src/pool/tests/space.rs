@@ -41,13 +41,14 @@ async fn check(vol: &Vol, stamps: &[u64]) {
 /// Small overwrites of large records: mostly dead records are written anew, so that space comes back all the same.
 #[test]
 fn scattered_overwrites_do_not_strand_space() {
-    let rig = Rig::new(LAYOUT, 24, 2).with_volume(8 * MIB, 4096);
+    let rig = Rig::new(LAYOUT, 32, 2).with_volume(8 * MIB, 4096);
     rig.live(1, |live| async move {
         let vol = live.volume("v");
         let mut stamps = vec![0u64; 2048];
         for round in 0..16u64 {
             for record in 0..128u64 {
-                let (lba, count) = if round == 0 { (record * 16, 16) } else { (record * 16 + (round * 7 + record) % 16, 1) };
+                let (lba, count) =
+                    if round == 0 { (record * 16, 16) } else { (record * 16 + (round * 7 + record) % 16, 1) };
                 let stamp = (round * 128 + record) * 2 + 1;
                 assert_eq!(vol.write_stamp(lba, count, stamp).await, Outcome::Success, "round {round} record {record}");
                 stamps[lba as usize..(lba + count) as usize].fill(stamp);
@@ -87,7 +88,11 @@ fn h128_full_is_capacity_exceeded_and_deallocation_brings_space_back() {
         }
         let half = written / 2;
         for record in 0..half / 2 {
-            assert_eq!(vol.write_stamp(40_000 + record * 16, 16, 9001 + 2 * record).await, Outcome::Success, "{record}");
+            assert_eq!(
+                vol.write_stamp(40_000 + record * 16, 16, 9001 + 2 * record).await,
+                Outcome::Success,
+                "{record}"
+            );
         }
         for record in 0..written {
             let expected = if record % 2 == 0 { 0 } else { 2 * record + 1 };
@@ -117,7 +122,11 @@ fn a_volume_of_a_full_pool_can_be_deleted() {
         live.pool.create_volume(spec("w", 256 * MIB, 4096)).await.expect("room");
         let vol = live.volume("w");
         for record in 0..written / 2 {
-            assert_eq!(vol.write_stamp(record * 16, 16, 2 * record + 1).await, Outcome::Success, "{record} of {written}");
+            assert_eq!(
+                vol.write_stamp(record * 16, 16, 2 * record + 1).await,
+                Outcome::Success,
+                "{record} of {written}"
+            );
         }
         assert_sums(&live);
     });
