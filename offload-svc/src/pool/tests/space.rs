@@ -10,8 +10,8 @@ const MIB: u64 = 1 << 20;
 /// DESIGN 3.6: a pool overwritten many times over keeps serving, and stays right.
 #[test]
 fn a_pool_overwritten_many_times_keeps_serving() {
-    // 24 segments of 1 MiB of data; the volume takes 8.
-    let rig = Rig::new(LAYOUT, 24, 2).with_volume(8 * MIB, 4096);
+    // 32 segments of 1 MiB of data, a third of it kept back; the volume takes 8.
+    let rig = Rig::new(LAYOUT, 32, 2).with_volume(8 * MIB, 4096);
     rig.live(1, |live| async move {
         let vol = live.volume("v");
         let mut stamps = vec![0u64; 2048];
