@@ -110,7 +110,7 @@ mod tests {
         let plan = Plan::for_memory(8 << 20, 256 << 10).unwrap();
         let bytes = plan.bytes();
         let plan = plan.with_reserved(128 << 10, 10).with_reserved(256 << 10, 3);
-        assert_eq!(plan.bytes(), bytes + (10 * 128 + 3 * 256 << 10));
+        assert_eq!(plan.bytes(), bytes + ((10 * 128 + 3 * 256) << 10));
         let reserved: Vec<_> = plan.classes().iter().filter(|class| class.reserved).map(|class| class.bytes).collect();
         assert_eq!(reserved, [128 << 10, 256 << 10]);
         assert!(plan.classes().windows(2).all(|pair| pair[0].bytes < pair[1].bytes));
