@@ -15,6 +15,9 @@ use anyhow::{Context, Result, bail};
 use crate::network::Network;
 use crate::process::{Owned, run_ok, tail};
 
+/// Alone on a machine it takes 10 s; beside other work it may take many times that.
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
+
 pub struct Guest {
     qemu: Owned,
     console: ChildStdin,
@@ -66,7 +69,7 @@ impl Guest {
         let shared = state.clone();
         std::thread::spawn(move || listen(BufReader::new(answers), &shared));
         let guest = Guest { qemu, console, state, folder: folder.to_owned(), next: 1, prelude: String::new() };
-        let ready = guest.await_state(Duration::from_secs(120), |state| state.ready.clone());
+        let ready = guest.await_state(BOOT_LIMIT, |state| state.ready.clone());
         ready.context("waiting for the guest to boot").map(|_| guest)
     }
 
