@@ -86,6 +86,7 @@ pub struct DiskFile {
     size_bytes: u64,
     kind: Kind,
     direct: bool,
+    submission_blocks: bool,
 }
 
 /// The open descriptor; the lock goes with it.
@@ -150,7 +151,8 @@ impl DiskFile {
 
     fn new(file: Handle, size_bytes: u64, kind: Kind, direct: bool) -> Arc<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
-        Arc::new(Self { file, id: IDS.fetch_add(1, Ordering::Relaxed), size_bytes, kind, direct })
+        let submission_blocks = kind == Kind::Regular && direct && !honours_nowait(file.file());
+        Arc::new(Self { file, id: IDS.fetch_add(1, Ordering::Relaxed), size_bytes, kind, direct, submission_blocks })
     }
 
     /// An open descriptor of any kind, for tests of what hangs.
@@ -167,6 +169,11 @@ impl DiskFile {
     /// Whether I/O goes around the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    /// Whether handing a request to io_uring may wait for its answer, so that a kernel thread must do it.
+    pub(crate) fn submission_blocks(&self) -> bool {
+        self.submission_blocks
     }
 
     /// Whether it is memory.
@@ -271,6 +278,15 @@ fn direct_works(file: &File, unit_bytes: usize) -> bool {
     let mut piece = IoBuf::heap(unit_bytes);
     // A second unit in the first 4 KiB shows whether offsets that small are taken, too.
     file.read_at(&mut piece, unit_bytes as u64 % 4096).is_ok()
+}
+
+/// Whether direct I/O on this file system turns back rather than wait when io_uring first tries a request inline. FUSE, for
+/// one, doesn't (seen on 6.18: a file that hung stopped the reactor); those known to are listed, others are not trusted.
+fn honours_nowait(file: &File) -> bool {
+    use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
+    fstatfs(file).is_ok_and(|status| {
+        [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&status.filesystem_type())
+    })
 }
 
 fn locked(file: File, path: &Path) -> Result<Handle, FileError> {

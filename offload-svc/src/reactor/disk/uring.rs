@@ -151,7 +151,8 @@ fn entry(op: &mut Op) -> squeue::Entry {
     let (offset, done) = op.rest();
     let rest = op.buffer.as_mut().map_or(&mut [][..], |buffer| buffer.get_mut(done..).unwrap_or_default());
     let (start, len) = (rest.as_mut_ptr(), u32::try_from(rest.len()).unwrap_or(u32::MAX));
-    match op.action {
+    let flags = if op.file.submission_blocks() { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+    let entry = match op.action {
         Action::Read => opcode::Read::new(file, start, len).offset(offset).build(),
         Action::Write => opcode::Write::new(file, start, len).offset(offset).build(),
         Action::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
@@ -163,5 +164,6 @@ fn entry(op: &mut Op) -> squeue::Entry {
             let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
             opcode::Fallocate::new(file, len).offset(offset).mode(mode).build()
         }
-    }
+    };
+    entry.flags(flags)
 }
