@@ -195,7 +195,7 @@ fn h131_no_space_beneath_a_member_is_no_member_failure() {
 /// Errors in the middle of random load, on up to two members, at random times; nothing answered is lost, lives over.
 #[test]
 fn random_load_with_members_failing_keeps_every_answered_write() {
-    for seed in super::crash::seeds(100..112) {
+    for seed in super::crash::seeds(100..104) {
         let rig = Rig::new(LAYOUT, 48, 1).with_volume(16 * MIB, 4096);
         let victims = [seed as usize % 6, (seed as usize / 6 + seed as usize + 1) % 6];
         super::crash::naming_seed(seed, || {
@@ -205,7 +205,7 @@ fn random_load_with_members_failing_keeps_every_answered_write() {
                 4,
                 Rc::new(move |life, world| {
                     for (turn, victim) in victims.iter().enumerate() {
-                        if life >= 1 + turn as u64 {
+                        if life > turn as u64 {
                             world.disks.set_mode(*victim, MODES[(seed as usize + turn) % 4]);
                         }
                     }
