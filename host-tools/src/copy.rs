@@ -8,12 +8,11 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use indicatif::ProgressBar;
 use nvmf_target::buffer::IoBuf;
 
 use crate::error::ToolError;
 use crate::lane::{self, CommandQueue, Completion, IoCommand, Range, Source};
-use crate::progress::StopFlag;
+use crate::progress::Watch;
 
 /// A namespace's shape, and how to move data.
 #[derive(Debug, Clone, Copy)]
@@ -63,8 +62,7 @@ pub fn read(
     queue: &mut impl CommandQueue,
     out: &mut dyn Write,
     path: &Path,
-    stop: &StopFlag,
-    bar: &ProgressBar,
+    watch: Watch<'_>,
 ) -> Result<u64, ToolError> {
     let end = checked_end(plan, "the range", offset, len_bytes)?;
     let mut reader = Reader {
@@ -78,8 +76,7 @@ pub fn read(
         buffers: Vec::new(),
         out,
         path,
-        stop,
-        bar,
+        watch,
         written: 0,
     };
     if len_bytes > 0 {
@@ -112,15 +109,14 @@ struct Reader<'a, I> {
     buffers: Vec<IoBuf>,
     out: &'a mut dyn Write,
     path: &'a Path,
-    stop: &'a StopFlag,
-    bar: &'a ProgressBar,
+    watch: Watch<'a>,
     written: u64,
 }
 
 impl<I: Iterator<Item = Range>> Source for Reader<'_, I> {
     fn next(&mut self, slot: usize) -> Result<Option<IoCommand>, ToolError> {
         // Too much has overtaken the oldest read: wait for it, so that memory stays bounded.
-        if self.stop.is_set() || self.waiting.len() > self.plan.depth {
+        if self.watch.stop.is_set() || self.waiting.len() > self.plan.depth {
             return Ok(None);
         }
         let Some(range) = self.ranges.next() else { return Ok(None) };
@@ -154,7 +150,7 @@ impl<I> Reader<'_, I> {
             let bytes = buffer.get(from..to).unwrap_or_default();
             self.out.write_all(bytes).map_err(|source| file_error(self.path, source))?;
             self.written += bytes.len() as u64;
-            self.bar.inc(bytes.len() as u64);
+            self.watch.bar.inc(bytes.len() as u64);
             self.next_slba += buffer.len() as u64 / self.plan.block();
             self.buffers.push(buffer);
         }
@@ -170,8 +166,7 @@ pub fn write(
     queue: &mut impl CommandQueue,
     input: &mut dyn Read,
     path: &Path,
-    stop: &StopFlag,
-    bar: &ProgressBar,
+    watch: Watch<'_>,
 ) -> Result<u64, ToolError> {
     checked_end(plan, "the range", offset, 0)?;
     let room = plan.size_bytes() - offset;
@@ -185,8 +180,7 @@ pub fn write(
         buffers: Vec::new(),
         partial: Vec::new(),
         ended: false,
-        stop,
-        bar,
+        watch,
         written: 0,
     };
     lane::run(queue, plan.depth, &mut writer)?;
@@ -196,7 +190,7 @@ pub fn write(
         written += bytes.len() as u64;
     }
     single(queue, "Flush", None, IoCommand::Flush { nsid: plan.nsid })?;
-    if !ended && limit_bytes > room && !stop.is_set() && has_more(input, path)? {
+    if !ended && limit_bytes > room && !watch.stop.is_set() && has_more(input, path)? {
         let end = plan.size_bytes().saturating_add(1);
         return Err(ToolError::BeyondEnd { what: "the input", end, nsid: plan.nsid, size: plan.size_bytes() });
     }
@@ -218,8 +212,7 @@ struct Writer<'a> {
     /// Pieces of blocks at both ends (two at most), merged with what is there once all else is written.
     partial: Vec<(u64, Vec<u8>)>,
     ended: bool,
-    stop: &'a StopFlag,
-    bar: &'a ProgressBar,
+    watch: Watch<'a>,
     written: u64,
 }
 
@@ -255,7 +248,7 @@ impl Writer<'_> {
 
 impl Source for Writer<'_> {
     fn next(&mut self, slot: usize) -> Result<Option<IoCommand>, ToolError> {
-        if self.stop.is_set() {
+        if self.watch.stop.is_set() {
             return Ok(None);
         }
         let Some((slba, buffer)) = self.next_blocks()? else { return Ok(None) };
@@ -275,7 +268,7 @@ impl Source for Writer<'_> {
             return Err(ToolError::Command { what: "Write", range: Some(range), status: completion.status });
         }
         self.written += bytes;
-        self.bar.inc(bytes);
+        self.watch.bar.inc(bytes);
         self.buffers.extend(completion.buffer);
         Ok(())
     }
@@ -326,11 +319,13 @@ fn read_whole(input: &mut dyn Read, out: &mut [u8], path: &Path) -> Result<usize
 
 #[cfg(test)]
 mod tests {
+    use indicatif::ProgressBar;
     use nvmf_target::wire::Status;
 
     use super::*;
     use crate::lane::fake::Disk;
     use crate::pattern::SplitMix64;
+    use crate::progress::StopFlag;
 
     const PLAN: CopyPlan = CopyPlan { nsid: 1, block_bytes: 512, block_count: 100, command_blocks: 4, depth: 3 };
 
@@ -345,14 +340,25 @@ mod tests {
         }
         let stop = StopFlag::default();
         let mut input = Pipe(bytes);
-        write(&PLAN, offset, u64::MAX, &mut disk.queue(512), &mut input, Path::new("in"), &stop, &ProgressBar::hidden())
+        {
+            let watch = Watch { stop: &stop, bar: &ProgressBar::hidden() };
+            write(&PLAN, offset, u64::MAX, &mut disk.queue(512), &mut input, Path::new("in"), watch)
+        }
     }
 
     fn get(disk: &Disk, offset: u64, len_bytes: u64) -> Result<Vec<u8>, ToolError> {
         let mut out = Vec::new();
         let stop = StopFlag::default();
         let bar = ProgressBar::hidden();
-        let n = read(&PLAN, offset, len_bytes, &mut disk.queue(512), &mut out, Path::new("out"), &stop, &bar)?;
+        let n = read(
+            &PLAN,
+            offset,
+            len_bytes,
+            &mut disk.queue(512),
+            &mut out,
+            Path::new("out"),
+            Watch { stop: &stop, bar: &bar },
+        )?;
         assert_eq!(n, out.len() as u64);
         Ok(out)
     }
@@ -396,7 +402,8 @@ mod tests {
         let mut out = Vec::new();
         let stop = StopFlag::default();
         let bar = ProgressBar::hidden();
-        let outcome = read(&PLAN, 0, 20_000, &mut disk.queue(512), &mut out, Path::new("out"), &stop, &bar);
+        let outcome =
+            read(&PLAN, 0, 20_000, &mut disk.queue(512), &mut out, Path::new("out"), Watch { stop: &stop, bar: &bar });
         assert!(matches!(outcome, Err(ToolError::Command { what: "Read", .. })));
         assert!(out.len() <= 10 * 512 && out.iter().all(|b| *b == 9), "{} bytes", out.len());
     }

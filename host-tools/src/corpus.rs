@@ -109,8 +109,7 @@ impl Corpus {
         corpus.add("text (docs, headers, scripts of /usr)".to_owned(), text);
         let compressed = gather(&["/usr/share", "/boot", "/usr/lib"], share, is_compressed);
         corpus.add("compressed files (.gz, .xz, .zst, .png, .jar and the like of /usr)".to_owned(), compressed);
-        let mut weights = Gathered::default();
-        weights.bytes = bf16_weights(share, seed);
+        let weights = Gathered { bytes: bf16_weights(share, seed), ..Gathered::default() };
         corpus.add(format!("bf16 tensors (normal weights, sigma {WEIGHT_SIGMA}, seed {seed})"), weights);
         corpus.pad();
         corpus

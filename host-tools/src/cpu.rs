@@ -3,11 +3,15 @@
 //! Owns the reading of the kernel's counters. Must not know what ran. Invariant: a figure is the difference of two
 //! readings of the same counter, the kernel's share (system time) included.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::{SysconfVar, sysconf};
+
+/// Two readings of ticks are together at most this far off, in the kernel's own rounding.
+const TICK_SLACK: Duration = Duration::from_millis(30);
 
 /// Why a counter couldn't be read.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +63,45 @@ pub fn own() -> Result<CpuTime, CpuError> {
         Duration::from_secs(t.tv_sec().unsigned_abs()) + Duration::from_micros(t.tv_usec().unsigned_abs())
     };
     Ok(CpuTime { user: duration(usage.user_time()), system: duration(usage.system_time()) })
+}
+
+/// CPU time of a process, thread by thread: to the nanosecond, where [`of_process`] counts ticks of 10 ms.
+#[derive(Debug, Clone, Default)]
+pub struct ThreadTimes {
+    ticked: Duration,
+    threads: BTreeMap<u64, Duration>,
+}
+
+impl ThreadTimes {
+    /// All threads of process `pid` (/proc/PID/task/TID/schedstat, first field: ns on a CPU).
+    pub fn of(pid: u32) -> Result<Self, CpuError> {
+        let ticked = of_process(pid)?.total();
+        let mut threads = BTreeMap::new();
+        for entry in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            // A thread that ends meanwhile, or a kernel without these counters, leaves the ticks.
+            let text = std::fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+            let ns = text.split_ascii_whitespace().next().and_then(|field| field.parse().ok());
+            let tid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            threads.extend(tid.zip(ns.map(Duration::from_nanos)));
+        }
+        Ok(Self { ticked, threads })
+    }
+
+    /// A reading without threads: ticks alone.
+    #[cfg(test)]
+    pub(crate) fn at(ticked: Duration) -> Self {
+        Self { ticked, threads: BTreeMap::new() }
+    }
+
+    /// What was spent since `earlier`. Threads that ended in between are in the ticks alone, so these win where they say
+    /// clearly more.
+    pub fn since(&self, earlier: &Self) -> Duration {
+        let ticked = self.ticked.saturating_sub(earlier.ticked);
+        let spent =
+            |(tid, now): (&u64, &Duration)| now.saturating_sub(earlier.threads.get(tid).copied().unwrap_or_default());
+        let precise: Duration = self.threads.iter().map(spent).sum();
+        if ticked > precise + TICK_SLACK { ticked } else { precise }
+    }
 }
 
 /// All threads of process `pid`, those that ended included (proc_pid_stat(5): fields 14 and 15).
@@ -156,5 +199,19 @@ mod tests {
         assert!(apart < Duration::from_millis(100), "rusage {rusage:?}, /proc {proc:?}");
         assert!(of_machine().unwrap() >= proc);
         assert!(of_process(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn thread_times_see_what_ticks_miss_and_ticks_what_ended() {
+        let times = |ticked_ms, threads: &[(u64, u64)]| ThreadTimes {
+            ticked: Duration::from_millis(ticked_ms),
+            threads: threads.iter().map(|(tid, us)| (*tid, Duration::from_micros(*us))).collect(),
+        };
+        let before = times(100, &[(1, 50_000), (2, 50_000)]);
+        assert_eq!(times(100, &[(1, 53_500), (2, 50_000)]).since(&before), Duration::from_micros(3_500));
+        assert_eq!(times(110, &[(1, 53_500), (3, 2_000)]).since(&before), Duration::from_micros(5_500));
+        assert_eq!(times(900, &[(1, 53_500)]).since(&before), Duration::from_millis(800), "a thread ended");
+        assert!(ThreadTimes::of(u32::MAX).is_err());
+        assert!(!ThreadTimes::of(std::process::id()).unwrap().threads.is_empty());
     }
 }

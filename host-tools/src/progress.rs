@@ -41,6 +41,15 @@ fn draw(bar: ProgressBar, label: &str, style: Result<ProgressStyle, indicatif::s
     bar
 }
 
+/// What a long piece of work looks at and moves.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch<'a> {
+    /// An end was asked for.
+    pub stop: &'a StopFlag,
+    /// How far it is.
+    pub bar: &'a ProgressBar,
+}
+
 /// Set once the user or the system asks for an end.
 #[derive(Debug, Clone, Default)]
 pub struct StopFlag(Arc<AtomicBool>);

@@ -140,7 +140,7 @@ impl HostStream {
             if !open.is_empty() && self.payload.len() + bound > limit {
                 result.written_bytes += self.close_stripe(&mut open, &mut writer, queue)?;
             }
-            self.seal(index, extents)?;
+            result.record_bytes += self.seal(index, extents)?;
             open.push(index);
         }
         result.written_bytes += self.close_stripe(&mut open, &mut writer, queue)?;
@@ -151,7 +151,8 @@ impl HostStream {
         writer.finish(queue)
     }
 
-    fn seal(&mut self, index: usize, extents: &Extents<'_>) -> Result<(), StageError> {
+    /// Seals an extent's records behind what is sealed already; returns how many bytes they are.
+    fn seal(&mut self, index: usize, extents: &Extents<'_>) -> Result<u64, StageError> {
         self.generation += 1;
         let mut place = Place::default();
         let plain = extents.get(index);
@@ -160,7 +161,7 @@ impl HostStream {
             let birth = Birth {
                 lineage: self.lineage,
                 key_epoch: KeyEpoch(1),
-                lba: blocks_before as u64 + (number * MAX_PLAIN_BYTES >> BLOCK_SHIFT) as u64,
+                lba: blocks_before as u64 + ((number * MAX_PLAIN_BYTES) >> BLOCK_SHIFT) as u64,
                 block_count: (chunk.len() >> BLOCK_SHIFT) as u64,
                 block_shift: BLOCK_SHIFT,
                 generation: self.generation,
@@ -175,10 +176,11 @@ impl HostStream {
             self.payload.truncate(start + header.record_bytes());
             place.records.push((start, header.record_bytes(), birth));
         }
+        let bytes = place.records.iter().map(|(_, len, _)| *len as u64).sum();
         if let Some(slot) = self.map.get_mut(index) {
             *slot = Some(place);
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Encodes what is sealed and submits its shards; returns how many bytes they are.

@@ -125,7 +125,7 @@ pub struct Run {
     pub write: Phase,
     /// All extents read back and compared.
     pub read: Phase,
-    /// Bytes at rest per application byte: host-side, the shards written; offloaded, the volume's records times (k+m)/k.
+    /// Bytes at rest per application byte: records and their parity, headers of shards and padding left out.
     pub at_rest_per_byte: Option<f64>,
 }
 
@@ -205,6 +205,11 @@ impl Comparison<'_> {
         Ok(measured)
     }
 
+    /// What parity makes of a byte: (k+m)/k.
+    fn expansion(&self) -> f64 {
+        (self.setup.k + self.setup.m) as f64 / self.setup.k as f64
+    }
+
     fn check_room(&self) -> Result<(), SetupError> {
         let block = u64::from(self.setup.block_bytes);
         let need = HostStream::blocks_needed(&self.setup, &self.extents, self.host_queues.len()) * block;
@@ -277,7 +282,7 @@ impl Comparison<'_> {
                     stream.read(&extents, (index, step), shape.per_thread(), queue)
                 })
             })?;
-        let at_rest_per_byte = write.namespace_written_per_byte;
+        let at_rest_per_byte = write.record_per_byte.map(|records| records * self.expansion());
         Ok((Run { way: Way::HostSide, round, write, read, at_rest_per_byte }, written, read_latencies))
     }
 
@@ -315,8 +320,7 @@ impl Comparison<'_> {
             let stored = after.stored_bytes.checked_sub(before.stored_bytes)?;
             // Overwritten blocks would count on neither side: no figure then.
             let fresh = used == extents.data.len() as u64;
-            let shards = (self.setup.k + self.setup.m) as f64 / self.setup.k as f64;
-            fresh.then(|| stored as f64 * shards / used as f64)
+            fresh.then(|| stored as f64 * self.expansion() / used as f64)
         });
         Ok((Run { way: Way::Offloaded, round, write, read, at_rest_per_byte }, written, read_latencies))
     }

@@ -14,6 +14,7 @@ fn phase(mb_per_s: f64, wire: f64) -> Phase {
         wire_received_per_byte: Some(0.0),
         storage_written_per_byte: None,
         namespace_written_per_byte: None,
+        record_per_byte: None,
         latency_us: None,
         verified_bytes: 100,
         mismatched_bytes: 0,

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::cpu::{self, CpuError, CpuTime};
+use crate::cpu::{CpuError, ThreadTimes};
 
 /// The service under test, as far as it is known.
 #[derive(Debug, Clone, Default)]
@@ -88,8 +88,8 @@ impl Service {
     }
 
     /// CPU time of the service's process so far.
-    pub fn cpu(&self) -> Result<Option<CpuTime>, CpuError> {
-        self.pid.map(cpu::of_process).transpose()
+    pub fn cpu(&self) -> Result<Option<ThreadTimes>, CpuError> {
+        self.pid.map(ThreadTimes::of).transpose()
     }
 
     /// Bytes that the process sent towards storage so far (proc_pid_io(5)).
@@ -174,7 +174,7 @@ mod tests {
     fn without_a_socket_nothing_is_known_and_nothing_fails() {
         let service = Service::find(None, None, None).unwrap();
         assert_eq!(service.pid(), None);
-        assert_eq!(service.cpu().unwrap(), None);
+        assert!(service.cpu().unwrap().is_none());
         assert_eq!(service.storage_written_bytes(), None);
         assert_eq!(service.pool_code().unwrap(), None);
     }

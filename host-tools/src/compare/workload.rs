@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::service::Service;
-use crate::cpu::{self, CpuTime};
+use crate::cpu::{self, CpuTime, ThreadTimes};
 use crate::error::ToolError;
 use crate::initiator::WireBytes;
 use crate::stats::{Latencies, LatencySummary, megabytes_per_second, ratio};
@@ -68,6 +68,8 @@ pub struct ThreadResult {
     pub user_bytes: u64,
     /// Bytes that were written to namespaces (0 in a read phase).
     pub written_bytes: u64,
+    /// Bytes of the records among them, without headers of shards, padding and parity (0 where the host makes none).
+    pub record_bytes: u64,
     /// Bytes that were read and found equal to what was written.
     pub verified_bytes: u64,
     /// Bytes of extents that were not.
@@ -79,17 +81,18 @@ impl ThreadResult {
         self.latencies.merge(&other.latencies);
         self.user_bytes += other.user_bytes;
         self.written_bytes += other.written_bytes;
+        self.record_bytes += other.record_bytes;
         self.verified_bytes += other.verified_bytes;
         self.mismatched_bytes += other.mismatched_bytes;
     }
 }
 
 /// The clocks and counters at one moment.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Reading {
     at: Instant,
     host: CpuTime,
-    service: Option<CpuTime>,
+    service: Option<ThreadTimes>,
     machine: Duration,
     service_writes: Option<u64>,
     wire: WireBytes,
@@ -118,6 +121,8 @@ pub struct Phase {
     pub storage_written_per_byte: Option<f64>,
     /// Bytes that the host wrote to namespaces per application byte.
     pub namespace_written_per_byte: Option<f64>,
+    /// Of these, bytes of records that the host made, without parity, padding and headers of shards.
+    pub record_per_byte: Option<f64>,
     /// Latencies of extents.
     pub latency_us: Option<LatencySummary>,
     /// Bytes read and found right.
@@ -158,7 +163,7 @@ fn phase(before: &Reading, after: &Reading, total: &ThreadResult) -> Phase {
     let bytes = total.user_bytes as f64;
     let per_gb = |time: Duration| ratio(time.as_secs_f64(), bytes / 1e9);
     let host = after.host.since(&before.host).total();
-    let service = after.service.zip(before.service).map(|(a, b)| a.since(&b).total());
+    let service = after.service.as_ref().zip(before.service.as_ref()).map(|(a, b)| a.since(b));
     let machine = after.machine.saturating_sub(before.machine);
     let rest = machine.saturating_sub(host + service.unwrap_or_default());
     let wire = after.wire.since(before.wire);
@@ -174,6 +179,7 @@ fn phase(before: &Reading, after: &Reading, total: &ThreadResult) -> Phase {
         wire_received_per_byte: ratio(wire.received as f64, bytes),
         storage_written_per_byte: writes.and_then(|w| ratio(w as f64, bytes)),
         namespace_written_per_byte: ratio(total.written_bytes as f64, bytes),
+        record_per_byte: ratio(total.record_bytes as f64, bytes),
         latency_us: total.latencies.summary(),
         verified_bytes: total.verified_bytes,
         mismatched_bytes: total.mismatched_bytes,
@@ -204,7 +210,7 @@ mod tests {
         let reading = |at, host, service, machine, sent| Reading {
             at,
             host: cpu(host),
-            service: Some(cpu(service)),
+            service: Some(ThreadTimes::at(seconds(service))),
             machine: seconds(machine),
             service_writes: Some(sent),
             wire: WireBytes { sent, received: 0 },

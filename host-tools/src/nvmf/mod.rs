@@ -19,7 +19,7 @@ use crate::error::ToolError;
 use crate::exit;
 use crate::initiator::{Controller, IoQueue, Namespace, discovery};
 use crate::perf::{self, Limit, PerfPlan};
-use crate::progress::{self, StopFlag};
+use crate::progress::{self, StopFlag, Watch};
 
 /// Commands in flight of `read` and `write`: enough to hide the network's delay, few enough to stay small.
 const COPY_DEPTH: usize = 16;
@@ -146,7 +146,7 @@ fn read(args: &crate::cli::Read, stop: &StopFlag) -> Result<i32, ToolError> {
     let len = args.data_size.unwrap_or_else(|| plan.size_bytes().saturating_sub(offset));
     let (mut out, path) = output(&args.data)?;
     let bar = progress::bytes_bar("read", len);
-    let copied = copy::read(&plan, offset, len, &mut queue, &mut *out, &path, stop, &bar)?;
+    let copied = copy::read(&plan, offset, len, &mut queue, &mut *out, &path, Watch { stop, bar: &bar })?;
     bar.finish_and_clear();
     drop(queue);
     session.close();
@@ -159,7 +159,7 @@ fn write(args: &crate::cli::Write, stop: &StopFlag) -> Result<i32, ToolError> {
     let limit = args.data_size.unwrap_or(u64::MAX);
     let bar =
         len.map_or_else(|| progress::counter("written bytes:"), |len| progress::bytes_bar("write", len.min(limit)));
-    let copied = copy::write(&plan, offset, limit, &mut queue, &mut *input, &path, stop, &bar)?;
+    let copied = copy::write(&plan, offset, limit, &mut queue, &mut *input, &path, Watch { stop, bar: &bar })?;
     bar.finish_and_clear();
     drop(queue);
     session.close();
@@ -180,7 +180,10 @@ fn output(path: &Path) -> Result<(Box<dyn Write>, PathBuf), ToolError> {
     Ok((Box::new(file), path.to_owned()))
 }
 
-fn input(path: &Path) -> Result<(Box<dyn Read>, PathBuf, Option<u64>), ToolError> {
+/// What to read from, its name, and its length where that is known.
+type Input = (Box<dyn Read>, PathBuf, Option<u64>);
+
+fn input(path: &Path) -> Result<Input, ToolError> {
     if path == Path::new("-") {
         return Ok((Box::new(io::stdin()), "standard input".into(), None));
     }
