@@ -339,7 +339,7 @@ impl Coordinator {
 }
 
 fn check_size(size_bytes: u64, block_bytes: u32) -> Result<(), VolumeError> {
-    if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || size_bytes % u64::from(block_bytes) != 0 {
+    if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !size_bytes.is_multiple_of(u64::from(block_bytes)) {
         return Err(VolumeError::Size { size_bytes, block_bytes });
     }
     Ok(())

@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -115,13 +116,16 @@ impl Core {
     /// under a fresh random salt. `None` if the volume's key is gone.
     pub fn with_sealer<T>(&self, volume: &Volume, work: impl FnOnce(&mut SealingKey) -> T) -> Option<T> {
         let mut sealers = self.sealers.borrow_mut();
-        if !sealers.contains_key(&volume.id) {
-            let key = self.shared.keyring.get(volume.lineage, volume.key_epoch)?;
-            let mut salt = [0; 16];
-            self.env().random(&mut salt);
-            sealers.insert(volume.id, key.sealing_key(Salt(salt), &self.shared.engines));
-        }
-        sealers.get_mut(&volume.id).map(work)
+        let sealer = match sealers.entry(volume.id) {
+            Entry::Occupied(sealer) => sealer.into_mut(),
+            Entry::Vacant(place) => {
+                let key = self.shared.keyring.get(volume.lineage, volume.key_epoch)?;
+                let mut salt = [0; 16];
+                self.env().random(&mut salt);
+                place.insert(key.sealing_key(Salt(salt), &self.shared.engines))
+            }
+        };
+        Some(work(sealer))
     }
 
     /// Takes messages for as long as there are senders.

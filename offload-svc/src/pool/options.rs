@@ -81,10 +81,12 @@ impl Layout {
         if self.members() > MEMBERS_MAX {
             return fail("k+m", self.members() as u64, "at most 32 members");
         }
-        if self.shard_bytes_max % block != 0 || !((80 << 10)..=(1 << 20)).contains(&self.shard_bytes_max) {
+        if !self.shard_bytes_max.is_multiple_of(block) || !((80 << 10)..=(1 << 20)).contains(&self.shard_bytes_max) {
             return fail("shard_bytes_max", self.shard_bytes_max.into(), "a multiple of 4096 from 80 KiB to 1 MiB");
         }
-        if self.segment_bytes % block != 0 || !(self.shard_bytes_max..=(64 << 20)).contains(&self.segment_bytes) {
+        if !self.segment_bytes.is_multiple_of(block)
+            || !(self.shard_bytes_max..=(64 << 20)).contains(&self.segment_bytes)
+        {
             let rule = "a multiple of 4096 from shard_bytes_max to 64 MiB";
             return fail("segment_bytes", self.segment_bytes.into(), rule);
         }

@@ -145,8 +145,7 @@ impl Core {
             let start = piece.offset / block * block;
             (start, (piece.offset + piece.len).next_multiple_of(block) - start)
         };
-        let total: u32 = pieces.iter().map(|piece| span(piece).1).sum();
-        let _room = self.stripes.buffers(total as usize).await;
+        let _room = self.stripes.room(pieces.len()).await;
         let members = self.shared.set.count();
         let base = self.stripes.offset(&location.stripe);
         let reads = pieces.iter().map(|piece| {

@@ -43,7 +43,7 @@ pub async fn find_stripes(stripes: &StripeIo, used: SegmentUse) -> Vec<ShardHead
 async fn row_header(stripes: &StripeIo, used: SegmentUse, row: u32) -> Option<ShardHeader> {
     let place = StripeLocation { segment: used.index, start_block: row, shard_blocks: 1, data_shards: 1, rotation: 0 };
     let offset = stripes.offset(&place);
-    let _room = stripes.buffers(stripes.set().count() * BLOCK_BYTES as usize).await;
+    let _room = stripes.room(stripes.set().count()).await;
     let members = (0..stripes.set().count()).filter(|member| stripes.set().contains(*member));
     let reads =
         members.map(|member| async move { (member, stripes.io.read(member, offset, BLOCK_BYTES as usize).await) });

@@ -57,7 +57,7 @@ pub struct Label {
 pub struct StripeIo {
     pub io: MemberIo,
     codes: Vec<Code>,
-    /// Blocks of buffers that may be in use at once, so that waiting for buffers never ends in a circle.
+    /// Buffers that may be held by those who hold several, so that waiting for buffers never ends in a circle.
     budget: Arc<Semaphore>,
 }
 
@@ -67,18 +67,20 @@ impl StripeIo {
         let layout = io.set.layout;
         let codes = (1..=layout.data_shards).map(|k| Code::new(k.into(), layout.parity_shards.into()));
         let codes = codes.collect::<Result<_, _>>()?;
-        let blocks = usize::try_from(budget_bytes / BLOCK_BYTES).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Ok(Self { io, codes, budget: Arc::new(Semaphore::new(blocks)) })
+        let buffers = budget_bytes / u64::from(layout.shard_bytes_max);
+        let buffers = usize::try_from(buffers).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Ok(Self { io, codes, budget: Arc::new(Semaphore::new(buffers)) })
     }
 
     pub fn set(&self) -> &MemberSet {
         &self.io.set
     }
 
-    /// Room for buffers of `bytes` in all, taken before the first of them.
-    pub async fn buffers(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let blocks = u32::try_from(bytes.div_ceil(BLOCK_BYTES as usize)).unwrap_or(u32::MAX);
-        Arc::clone(&self.budget).acquire_many_owned(blocks).await.ok()
+    /// The right to hold `count` buffers at once, taken before the first of them: who holds some and waits for more must
+    /// not wait for others like it. One alone needs no right.
+    pub async fn room(&self, count: usize) -> Option<OwnedSemaphorePermit> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        if count < 2 { None } else { Arc::clone(&self.budget).acquire_many_owned(count).await.ok() }
     }
 
     /// Where a stripe begins on a member.
@@ -110,7 +112,7 @@ impl StripeIo {
     /// Writes a stripe, and waits until it is durable.
     pub async fn write(&self, location: StripeLocation, label: Label, payload: &[u8]) -> Result<(), WriteError> {
         let shards = self.shards(&location);
-        let _room = self.buffers(location.shard_bytes() * usize::from(shards)).await;
+        let _room = self.room(shards.into()).await;
         let (header, mut bodies) = self.encode(location, label, payload).await;
         let offset = self.offset(&location);
         let writes = bodies.drain(..).enumerate().map(|(shard, buf)| {
@@ -214,7 +216,7 @@ impl StripeIo {
     /// Reads a stripe from all members of the set and rebuilds what is missing.
     pub async fn read(&self, location: StripeLocation, sequence: Sequence) -> Result<Stripe, Lost> {
         let shards = self.shards(&location);
-        let _room = self.buffers(location.shard_bytes() * usize::from(shards)).await;
+        let _room = self.room(shards.into()).await;
         let bufs = self.read_shards(&location).await;
         self.assemble(location, sequence, &bufs)
     }
@@ -311,7 +313,7 @@ impl StripeIo {
         let label =
             Label { sequence: stripe.header.sequence, stream: stripe.header.stream, number: stripe.header.number };
         let location = stripe.header.location;
-        let _room = self.buffers(location.shard_bytes() * usize::from(self.shards(&location))).await;
+        let _room = self.room(self.shards(&location).into()).await;
         let (header, bodies) = self.encode(location, label, &stripe.payload).await;
         if header.shard_crcs != stripe.header.shard_crcs {
             return 0;

@@ -284,9 +284,8 @@ fn direct_works(file: &File, unit_bytes: usize) -> bool {
 /// one, doesn't (seen on 6.18: a file that hung stopped the reactor); those known to are listed, others are not trusted.
 fn honours_nowait(file: &File) -> bool {
     use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
-    fstatfs(file).is_ok_and(|status| {
-        [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&status.filesystem_type())
-    })
+    fstatfs(file)
+        .is_ok_and(|status| [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&status.filesystem_type()))
 }
 
 fn locked(file: File, path: &Path) -> Result<Handle, FileError> {
