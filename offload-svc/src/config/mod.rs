@@ -24,6 +24,8 @@ pub use machine::Machine;
 pub use plan::MemoryPlan;
 pub use schema::Config;
 
+use crate::reactor::Settings;
+
 /// A configuration, checked against a machine.
 #[derive(Debug)]
 pub struct Checked {
@@ -58,8 +60,9 @@ fn checked(loaded: Loaded, machine: &Machine) -> Result<Checked, ConfigError> {
     let reactors = reactor_count(&config, machine);
     let plan = MemoryPlan::of(&config, reactors, machine);
     if problems.is_empty()
-        && let Some(min) = plan::buffers_short(&config, reactors)
+        && let Err(short) = Settings::from_config(&config, reactors)
     {
+        let min = values::ByteSize((short.needed_bytes as u64).next_multiple_of(1 << 20));
         let reason = Reason::SizeOutOfRange { min, max: values::ByteSize::gib(1024) };
         problems.push(sources.problem(&["buffers", "memory"], reason));
     }

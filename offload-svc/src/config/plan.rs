@@ -194,17 +194,6 @@ impl MemoryPlan {
     }
 }
 
-/// The least `buffers.memory` that the pool can work with, if the configured one is less: half of it is the back ends', and
-/// each reactor's part of the pool must find its own there (`pool::MemoryNeeds`).
-pub fn buffers_short(config: &Config, reactors: usize) -> Option<ByteSize> {
-    if config.pool.members.is_empty() {
-        return None;
-    }
-    let needs = memory_needs(&config.pool.layout(), &config.pool.mount_options());
-    let least = product(&[2, reactors as u64, needs.buffer_bytes_per_reactor]);
-    (config.buffers.memory.0 < least).then(|| ByteSize(least.next_multiple_of(1 << 20)))
-}
-
 fn found(config: &Config, machine: &Machine) -> FoundMemory {
     let configured = config.service.memory.0;
     if configured != 0 && configured < machine.memory.bytes {

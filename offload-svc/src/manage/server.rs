@@ -4,7 +4,7 @@
 //! [`CONNECTION_LIMIT`], a head or body that doesn't come is given up, and every request is answered at most once, whole.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,11 +58,13 @@ pub enum BindError {
     },
 }
 
-/// A bound socket; its file goes when it is dropped.
+/// A bound socket; its file goes when it is dropped, if it is still this one's.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
     path: PathBuf,
+    /// Device and inode of the file.
+    identity: (u64, u64),
 }
 
 impl Socket {
@@ -91,7 +93,8 @@ impl Socket {
         let std_listener = bind_private(path).map_err(io)?;
         std_listener.set_nonblocking(true).map_err(io)?;
         let listener = UnixListener::from_std(std_listener).map_err(io)?;
-        Ok(Self { listener, path: path.to_owned() })
+        let identity = identity(path).map_err(io)?;
+        Ok(Self { listener, path: path.to_owned(), identity })
     }
 
     /// Where it is.
@@ -117,9 +120,17 @@ fn bind_private(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     Ok(listener)
 }
 
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
 impl Drop for Socket {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        // Another service may have taken the name meanwhile.
+        if identity(&self.path).is_ok_and(|there| there == self.identity) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
