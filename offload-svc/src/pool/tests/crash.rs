@@ -38,7 +38,8 @@ async fn write(vol: &Vol, model: &SharedModel, lba: u64, count: u64, stamp: u64)
 
 async fn clear(vol: &Vol, model: &SharedModel, lba: u64, count: u64) {
     let sent = model.borrow_mut().send(lba, count, 0);
-    let outcome = if lba % 2 == 0 { vol.deallocate(lba, count).await } else { vol.write_zeroes(lba, count).await };
+    let outcome =
+        if lba.is_multiple_of(2) { vol.deallocate(lba, count).await } else { vol.write_zeroes(lba, count).await };
     assert_eq!(outcome, Outcome::Success);
     model.borrow_mut().answer(lba, count, sent);
 }
@@ -120,13 +121,16 @@ fn verify_twice(rig: &Rig, model: &SharedModel, what: u64) {
     }
 }
 
+/// Told of each life, to turn members bad in it.
+pub type Meddle = Rc<dyn Fn(u64, &World)>;
+
 /// Many tasks at once on several reactors, several lives, each cut at random.
 pub fn random_lives(seed: u64, rig: Rig, lives: u64) {
     random_lives_with(seed, rig, lives, Rc::new(|_, _| {}));
 }
 
 /// The same; `meddle` may turn members bad in each life, after what was there has been checked.
-pub fn random_lives_with(seed: u64, rig: Rig, lives: u64, meddle: Rc<dyn Fn(u64, &World)>) {
+pub fn random_lives_with(seed: u64, rig: Rig, lives: u64, meddle: Meddle) {
     let mut rng = StdRng::seed_from_u64(seed);
     let model = shared_model();
     let stamps = Rc::new(RefCell::new(0));

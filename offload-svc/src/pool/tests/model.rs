@@ -11,7 +11,7 @@ pub fn fill(stamp: u64, lba: u64, block: &mut [u8]) {
         return block.fill(0);
     }
     let mut state = (stamp << 20 ^ lba).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let period = if stamp % 2 == 0 { 64 } else { block.len() };
+    let period = if stamp.is_multiple_of(2) { 64 } else { block.len() };
     for at in 0..block.len() {
         if at < period {
             state ^= state << 13;

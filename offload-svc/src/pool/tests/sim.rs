@@ -283,6 +283,10 @@ impl World {
         self.sleep(self.now.get() + Duration::from_micros(micros))
     }
 
+    fn mode(&self, member: MemberIndex) -> Mode {
+        self.disks.0[usize::from(member.0)].borrow().mode
+    }
+
     fn step(&self) {
         self.steps.set(self.steps.get() + 1);
         if Some(self.steps.get()) == self.crash_at.get() {
@@ -308,11 +312,18 @@ async fn never<T>() -> T {
 
 impl Env for SimEnv {
     fn read(&self, member: MemberIndex, offset: u64, mut buf: IoBuf) -> LocalBoxFuture<'static, IoResult> {
-        assert!(offset % PAGE == 0 && buf.len() as u64 % PAGE == 0 && !buf.is_empty(), "unaligned read");
+        assert!(
+            offset.is_multiple_of(PAGE) && (buf.len() as u64).is_multiple_of(PAGE) && !buf.is_empty(),
+            "unaligned read"
+        );
         let world = Rc::clone(&self.0);
         world.count("read");
         Box::pin(async move {
             let _ = world.latency().await;
+            if world.mode(member) == Mode::Hung {
+                world.hung.borrow_mut().push(buf);
+                return never().await;
+            }
             let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
             disk.reads += 1;
             match disk.mode {
@@ -320,19 +331,17 @@ impl Env for SimEnv {
                     disk.read(offset, &mut buf);
                     (Ok(()), buf)
                 }
-                Mode::Broken => (Err(eio()), buf),
                 Mode::Truncated => (Err(io::ErrorKind::UnexpectedEof.into()), buf),
-                Mode::Hung => {
-                    drop(disk);
-                    world.hung.borrow_mut().push(buf);
-                    never().await
-                }
+                Mode::Broken | Mode::Hung => (Err(eio()), buf),
             }
         })
     }
 
     fn write(&self, member: MemberIndex, offset: u64, buf: IoBuf) -> LocalBoxFuture<'static, IoResult> {
-        assert!(offset % PAGE == 0 && buf.len() as u64 % PAGE == 0 && !buf.is_empty(), "unaligned write");
+        assert!(
+            offset.is_multiple_of(PAGE) && (buf.len() as u64).is_multiple_of(PAGE) && !buf.is_empty(),
+            "unaligned write"
+        );
         let world = Rc::clone(&self.0);
         world.count("write");
         world.step();
@@ -348,12 +357,11 @@ impl Env for SimEnv {
         drop(disk);
         Box::pin(async move {
             let _ = world.latency().await;
-            let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
-            if mode == Mode::Hung || disk.mode == Mode::Hung {
-                drop(disk);
+            if mode == Mode::Hung || world.mode(member) == Mode::Hung {
                 world.hung.borrow_mut().push(buf);
                 return never().await;
             }
+            let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
             if mode == Mode::Full && !takes {
                 return (Err(io::ErrorKind::StorageFull.into()), buf);
             }
@@ -378,13 +386,12 @@ impl Env for SimEnv {
                 disk.unsynced.iter().filter(|write| write.completed).map(|write| write.id).collect()
             };
             let _ = world.latency().await;
+            if world.mode(member) == Mode::Hung {
+                return never().await;
+            }
             let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
             match disk.mode {
-                Mode::Hung => {
-                    drop(disk);
-                    never().await
-                }
-                Mode::Broken | Mode::WriteBroken | Mode::Truncated => Err(eio()),
+                Mode::Hung | Mode::Broken | Mode::WriteBroken | Mode::Truncated => Err(eio()),
                 Mode::Good | Mode::Full => {
                     let Disk { durable, unsynced, .. } = &mut *disk;
                     unsynced.retain(|write| {
