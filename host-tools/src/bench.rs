@@ -101,6 +101,9 @@ pub struct Compare {
     pub json: Option<PathBuf>,
 }
 
+/// A build that isn't optimised can show that things work, not how fast.
+const BUILD: &str = if cfg!(debug_assertions) { " (DEBUG BUILD: don't use these figures)" } else { "" };
+
 /// Namespace ids, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceList(pub Vec<u32>);
@@ -234,7 +237,7 @@ fn setting(args: &Compare, service: &Service, corpus: &Corpus, setup: &HostSetup
         service.pid().map_or_else(|| "process unknown: no CPU figures of it".to_owned(), |p| format!("process {p}"));
     Setting {
         machine: cpu::describe_machine(),
-        versions: format!("offload-bench {}", env!("CARGO_PKG_VERSION")),
+        versions: format!("offload-bench {}{BUILD}", env!("CARGO_PKG_VERSION")),
         emulated: address.traddr.is_loopback() || service.pid().is_some(),
         target: format!("{} ({pid})", std::net::SocketAddr::new(address.traddr, address.trsvcid)),
         k: setup.k,
