@@ -303,7 +303,7 @@ ext4_writer_check() {
   md5sum -c --quiet /tmp/synced || fail "files differ"
   umount /mnt/w; e2fsck -fn "$n" >/tmp/fsck 2>&1 || { tail -5 /tmp/fsck; fail "fsck"; }
   # Losing the connection is what was asked for; an I/O error is not.
-  dmesg_clean 'nvme nvme[0-9]+: (queue|starting error recovery|failed nvme_keep|Reconnecting|Failed reconnect|failed to connect|failed to send|keep-alive|Property Set|rescan|I/O tag|Successfully|sending|receive failed|Connect command failed|socket error|.*timeout|Abort|failed to receive)'
+  dmesg_clean 'no usable path - requeuing I/O|callbacks suppressed|nvme nvme[0-9]+: (queue|starting error recovery|failed nvme_keep|Reconnecting|Failed reconnect|failed to connect|failed to send|keep-alive|Property Set|rescan|I/O tag|Successfully|sending|receive failed|Connect command failed|socket error|.*timeout|Abort|failed to receive)'
 }
 
 # Blocks written one after the other (direct, so complete when dd returns), each noted on the machine's share at once
