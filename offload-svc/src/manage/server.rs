@@ -1,7 +1,7 @@
 //! The management API's server side.
 //!
 //! Owns the Unix socket, routes, limits and deadlines. Must not know what a call does. Invariant: a connection lives at most
-//! [`CONNECTION_LIMIT`], a head or body that doesn't come is given up, and every request is answered at most once, whole.
+//! `CONNECTION_LIMIT`, a head or body that doesn't come is given up, and every request is answered at most once, whole.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

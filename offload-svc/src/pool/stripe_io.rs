@@ -41,8 +41,6 @@ pub struct Stripe {
     pub payload: Vec<u8>,
     /// Shards on members of the set that were missing or wrong.
     pub bad: u32,
-    /// Shards that lie on members of the set and are good.
-    pub good: u32,
 }
 
 /// What goes into the headers of a stripe besides its place.
@@ -274,7 +272,7 @@ impl StripeIo {
             return Err(Lost { good: good.count_ones() as usize, needed });
         }
         let payload = self.payload(&header, good, bufs).ok_or(Lost { good: good.count_ones() as usize, needed })?;
-        Ok(Stripe { header, payload, bad, good })
+        Ok(Stripe { header, payload, bad })
     }
 
     /// The header at the front of a shard, if it is one of this pool.
