@@ -32,6 +32,8 @@ const TAG_END: u8 = b'Z';
 const SECTION_HEAD_BYTES: usize = 9;
 /// Longer sections are never written.
 const SECTION_BYTES_MAX: usize = 1 << 22;
+/// Segments listed in one section, so that a pool of any size stays below that.
+const SECTION_USES: usize = 1 << 16;
 const ROOT_MAGIC: [u8; 4] = *b"CKPT";
 const ROOT_VERSION: u32 = 1;
 
@@ -163,12 +165,16 @@ impl SectionWriter {
 
     pub fn window(&mut self, window: &Window) {
         for (tag, uses) in [(TAG_WINDOW, &window.uses), (TAG_DATA_SEGMENTS, &window.data)] {
-            let mut out = Writer::default();
-            out.u32(uses.len() as u32);
-            for used in uses {
-                out.u32(used.index).u64(used.sequence.number).u64(used.sequence.nonce);
+            // One at least, also where there is nothing to list.
+            for start in (0..uses.len().max(1)).step_by(SECTION_USES) {
+                let uses = &uses[start..uses.len().min(start + SECTION_USES)];
+                let mut out = Writer::default();
+                out.u32(uses.len() as u32);
+                for used in uses {
+                    out.u32(used.index).u64(used.sequence.number).u64(used.sequence.nonce);
+                }
+                self.section(tag, &out);
             }
-            self.section(tag, &out);
         }
     }
 

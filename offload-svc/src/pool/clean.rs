@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use super::coordinator::Control;
 use super::core::{Core, Shard};
 use super::message::{Inner, Message, MoveFailed, MoveRecord, MoveRequest};
+use super::read::Pins;
 use super::scan::{FoundRecord, find_records, find_stripes};
 use super::segments::SegmentUse;
 use super::shared::{InFlight, Volume};
@@ -124,6 +125,11 @@ fn choose(core: &Core, unmovable: &HashSet<SegmentUse>) -> Vec<SegmentUse> {
 /// Moves all that is alive out of a segment.
 async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(), MoveFailed> {
     let mut batch = MoveBatch::new(core);
+    // While it is pinned nobody else writes to it: a repair must not hit the segment's next use.
+    let _pin = Pins::new(&core.shared.segments, std::iter::once(used.index));
+    if core.shared.segments.sequence_of(used.index) != Some(used.sequence) {
+        return Ok(());
+    }
     for header in find_stripes(&core.stripes, used).await.into_iter().filter(|header| !header.void) {
         // What can't be read can't be moved; if nothing in it is alive, that is no matter.
         let Ok(stripe) = core.stripes.read(header.location, used.sequence).await else { continue };

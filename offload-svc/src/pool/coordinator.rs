@@ -18,7 +18,7 @@ use super::checkpoint::{Root, SectionWriter};
 use super::checkpoint_io::{CheckpointWriter, WriteFailed};
 use super::core::Core;
 use super::handle::{CheckpointError, VolumeError, VolumeSpec, volume_status};
-use super::members::Exclusion;
+use super::members::{Exclusion, Failure};
 use super::message::{DumpChunk, DumpRequest, Inner, Message};
 use super::segments::Plan;
 use super::shared::Volume;
@@ -39,6 +39,8 @@ const DUMP_EXTENTS: usize = 2048;
 pub enum Control {
     Create(VolumeSpec, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
     Delete(String, oneshot::Sender<Result<(), VolumeError>>),
+    /// Nothing of the volume is under way any longer.
+    FinishDelete(Arc<Volume>, oneshot::Sender<Result<(), VolumeError>>),
     Resize(String, u64, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
     Checkpoint(Option<oneshot::Sender<Result<(), CheckpointError>>>),
     Shutdown(oneshot::Sender<Result<(), CheckpointError>>),
@@ -94,7 +96,8 @@ impl Coordinator {
             // Whoever asked may have given up waiting.
             match request {
                 Control::Create(spec, reply) => drop(reply.send(self.create(spec).await)),
-                Control::Delete(name, reply) => drop(reply.send(self.delete(&name).await)),
+                Control::Delete(name, reply) => self.begin_delete(&name, reply),
+                Control::FinishDelete(volume, reply) => drop(reply.send(self.delete(&volume).await)),
                 Control::Resize(name, size, reply) => drop(reply.send(self.resize(&name, size).await)),
                 Control::Checkpoint(reply) => {
                     let result = self.checkpoint(false).await;
@@ -295,19 +298,31 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Deletes a volume. If the checkpoint fails, the deletion is not durable yet: any later checkpoint makes it so.
-    async fn delete(&self, name: &str) -> Result<(), VolumeError> {
-        let volume = self.find(name)?;
+    /// Lets nothing more in to a volume. What is under way may need a checkpoint, so its end is not waited for here.
+    fn begin_delete(&self, name: &str, reply: oneshot::Sender<Result<(), VolumeError>>) {
+        let volume = match self.find(name) {
+            Ok(volume) => volume,
+            Err(error) => return drop(reply.send(Err(error))),
+        };
         volume.closing.store(true, Ordering::SeqCst);
         self.core.shared.space_event.notify_waiters();
-        wait_idle(&volume).await;
+        let core = Rc::clone(&self.core);
+        self.core.env().spawn(Box::pin(async move {
+            wait_idle(&volume).await;
+            // If the coordinator has ended, the caller hears that nobody answers.
+            let _ = core.shared.control.unbounded_send(Control::FinishDelete(volume, reply));
+        }));
+    }
+
+    /// Deletes a volume. If the checkpoint fails, the deletion is not durable yet: any later checkpoint makes it so.
+    async fn delete(&self, volume: &Arc<Volume>) -> Result<(), VolumeError> {
         for reactor in 0..self.core.shared.reactors {
             let (done, forgotten) = oneshot::channel();
-            let forget = Inner::Forget { volume: Arc::clone(&volume), done };
+            let forget = Inner::Forget { volume: Arc::clone(volume), done };
             self.core.shared.courier.send(reactor, Message(forget));
             forgotten.await.map_err(|_| VolumeError::Checkpoint(CheckpointError::ReactorGone))?;
         }
-        self.with_volumes(|volumes| drop(volumes.remove(name)));
+        self.with_volumes(|volumes| drop(volumes.remove(&volume.name)));
         self.core.shared.keyring.forget(volume.lineage);
         Ok(self.checkpoint(false).await?)
     }
@@ -364,8 +379,11 @@ async fn scrub_volumes(core: &Core, old: &Root) {
         for member in 0..core.shared.set.count() {
             let mut buf = IoBuf::heap(len);
             buf.fill(0);
-            // A member that fails here is found out by its next write; one that has left keeps its copy.
-            let _ = core.stripes.io.write_durably(member, offset, buf).await;
+            // A late write of zeroes could hit the segment's next use, so a member that doesn't answer leaves the set. One
+            // that has left keeps its copy.
+            if core.stripes.io.write_durably(member, offset, buf).await == Err(Failure::Timeout) {
+                core.stripes.put_out_later(1 << member).await;
+            }
         }
     }
 }

@@ -139,6 +139,12 @@ pub async fn mount(
     let member_bytes: Vec<u64> = member_bytes.collect();
     let io = MemberIo { env: Rc::clone(&env), set: Arc::clone(&set), excluder: Excluder::Mounting };
     let superblocks = Superblocks::new(io, chosen.state.clone(), member_bytes.clone());
+    let behind = chosen
+        .present
+        .iter()
+        .enumerate()
+        .filter(|(_, present)| present.as_ref().is_some_and(|(_, own)| own.state_id() != chosen.state.state_id()));
+    superblocks.catch_up(behind.fold(0, |behind, (index, _)| behind | 1 << index)).await;
     let extents = extents.load(Ordering::Relaxed);
     let new = NewCheckpoint { stripes: &stripes, segments: &segments, loaded: &loaded, options: &options, mounts };
     let root = new.write(&superblocks, extents).await?;
@@ -246,8 +252,8 @@ impl Loaded {
                 }
                 self.extents.entry((volume, shard)).or_default().extend(extents);
             }
-            Section::Window(uses) => self.window = check_uses(uses, set)?,
-            Section::DataSegments(uses) => self.data = check_uses(uses, set)?,
+            Section::Window(uses) => self.window.extend(check_uses(uses, set)?),
+            Section::DataSegments(uses) => self.data.extend(check_uses(uses, set)?),
             Section::Counters { next_volume, next_sequence } => {
                 (self.next_volume, self.next_sequence) = (next_volume, next_sequence);
             }
@@ -409,8 +415,9 @@ fn replay_one(shard: &mut LoadedShard, found: &FoundRecord, codec: &mut RecordCo
     match found.header.kind {
         Kind::Data => {
             // A moved record: the map may lead to either copy, and both are good until the next checkpoint.
-            let moved = shard.map.relocate(range, birth.generation, None, found.location, ledger);
-            if known || moved > 0 {
+            shard.map.relocate(range, birth.generation, None, found.location, ledger);
+            // A later one enters whole, even where the checkpoint has a part of it: a slice's edge may have cut it.
+            if known {
                 return;
             }
             let blocks = birth.block_count as u16;

@@ -62,6 +62,9 @@ impl Mounted {
     /// channels.
     pub fn split(self, reactors: usize, courier: Option<Arc<dyn Courier>>) -> (Pool, Vec<ReactorSeed>) {
         let reactors = reactors.max(1);
+        // Each reactor keeps a segment open; with fewer than twice as many nothing could be handed out beside them.
+        let mut options = self.options;
+        options.max_replay_segments = options.max_replay_segments.max(2 * reactors as u32 + 2);
         let (channels, inboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| unbounded()).unzip();
         let courier = courier.unwrap_or_else(|| Arc::new(Channels(channels)));
         let (control, requests) = unbounded();
@@ -71,7 +74,7 @@ impl Mounted {
         let shared = Arc::new(Shared {
             admission: Arc::new(Admission::new(self.set.layout, self.set.segment_count, reactors)),
             set: self.set,
-            options: self.options,
+            options,
             reactors,
             membership,
             closing: AtomicBool::new(false),

@@ -4,8 +4,10 @@
 //! own sequence is found.
 
 use futures::future::join_all;
+use nvmf_target::buffer::IoBuf;
 
 use super::map::RecordLocation;
+use super::members::Failure;
 use super::options::BLOCK_BYTES;
 use super::segments::SegmentUse;
 use super::stripe::{ShardHeader, StripeLocation};
@@ -20,50 +22,82 @@ pub struct FoundRecord {
     pub marker: Vec<u8>,
 }
 
-/// The headers of a segment's stripes, one for each, in order, void ones included.
+/// The headers of a segment's stripes, one for each, in order, void ones included. Every row is looked at: stripes that
+/// found no room leave holes, and what follows a hole counts.
 pub async fn find_stripes(stripes: &StripeIo, used: SegmentUse) -> Vec<ShardHeader> {
     let layout = &stripes.set().layout;
     let blocks = layout.segment_bytes / BLOCK_BYTES as u32;
-    // Where nothing is found for this long from the start, nothing has been written: stripes are no longer.
-    let patience = layout.shard_bytes_max / BLOCK_BYTES as u32;
+    let rows_per_read = layout.shard_bytes_max / BLOCK_BYTES as u32;
     let (mut row, mut found) = (0, Vec::new());
-    while row < blocks && (row <= patience || !found.is_empty()) {
-        match row_header(stripes, used, row).await {
-            Some(header) => {
-                row += u32::from(header.location.shard_blocks);
-                found.push(header);
+    while row < blocks {
+        let end = (row + rows_per_read).min(blocks);
+        let mut walk = Walk { stripes, used, row, found: &mut found };
+        let rows = read_rows(stripes, used, row, end - row).await;
+        if rows.iter().any(|result| matches!(result, Err(Failure::Error))) {
+            // One bad sector must not hide the rows beside it.
+            while walk.row < end {
+                let rows = read_rows(stripes, used, walk.row, 1).await;
+                walk.step(&rows, walk.row);
             }
-            None => row += 1,
+        } else {
+            while walk.row < end {
+                walk.step(&rows, row);
+            }
         }
+        row = walk.row;
     }
     found
 }
 
-/// The header that most members have at a row.
-async fn row_header(stripes: &StripeIo, used: SegmentUse, row: u32) -> Option<ShardHeader> {
+struct Walk<'a> {
+    stripes: &'a StripeIo,
+    used: SegmentUse,
+    row: u32,
+    found: &'a mut Vec<ShardHeader>,
+}
+
+impl Walk<'_> {
+    /// Looks at the next row in what was read from `first` on.
+    fn step(&mut self, rows: &[Result<IoBuf, Failure>], first: u32) {
+        match self.elect(rows, (self.row - first) as usize * BLOCK_BYTES as usize) {
+            Some(header) => {
+                self.row += u32::from(header.location.shard_blocks);
+                self.found.push(header);
+            }
+            None => self.row += 1,
+        }
+    }
+
+    /// The header that most members have at the row.
+    fn elect(&self, rows: &[Result<IoBuf, Failure>], offset: usize) -> Option<ShardHeader> {
+        let headers: Vec<ShardHeader> = rows
+            .iter()
+            .filter_map(|result| self.stripes.parse_header(result.as_ref().ok()?.get(offset..)?))
+            .filter(|header| {
+                let at = &header.location;
+                header.sequence == self.used.sequence && at.segment == self.used.index && at.start_block == self.row
+            })
+            .collect();
+        if let Some(void) = headers.iter().find(|header| header.void) {
+            return Some(void.clone());
+        }
+        let votes = |header: &ShardHeader| headers.iter().filter(|other| other.same_stripe(header)).count();
+        headers.iter().max_by_key(|header| votes(header)).cloned()
+    }
+}
+
+/// Rows of a segment from every member of the set.
+async fn read_rows(stripes: &StripeIo, used: SegmentUse, row: u32, count: u32) -> Vec<Result<IoBuf, Failure>> {
     let place = StripeLocation { segment: used.index, start_block: row, shard_blocks: 1, data_shards: 1, rotation: 0 };
-    let offset = stripes.offset(&place);
+    let (offset, len) = (stripes.offset(&place), count as usize * BLOCK_BYTES as usize);
     let _room = stripes.room(stripes.set().count()).await;
     let members = (0..stripes.set().count()).filter(|member| stripes.set().contains(*member));
-    let reads =
-        members.map(|member| async move { (member, stripes.io.read(member, offset, BLOCK_BYTES as usize).await) });
+    let reads = members.map(|member| async move { (member, stripes.io.read(member, offset, len).await) });
     let results = join_all(reads).await;
-    let late = results.iter().filter(|(_, result)| matches!(result, Err(super::members::Failure::Timeout)));
+    let late = results.iter().filter(|(_, result)| matches!(result, Err(Failure::Timeout)));
     let late = late.fold(0, |late, (member, _)| late | 1 << member);
     stripes.put_out_later(late).await;
-    let headers: Vec<ShardHeader> = results
-        .into_iter()
-        .filter_map(|(_, result)| stripes.parse_header(&result.ok()?))
-        .filter(|header| {
-            let at = &header.location;
-            header.sequence == used.sequence && at.segment == used.index && at.start_block == row
-        })
-        .collect();
-    if let Some(void) = headers.iter().find(|header| header.void) {
-        return Some(void.clone());
-    }
-    let votes = |header: &ShardHeader| headers.iter().filter(|other| other.same_stripe(header)).count();
-    headers.iter().max_by_key(|header| votes(header)).cloned()
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 /// The records of a payload, in order, and why the walk ended early if it did.

@@ -246,8 +246,11 @@ impl Segments {
             inner.states[index as usize] = State::Free;
         }
         for used in &window.added {
-            inner.states[used.index as usize] = State::Listed(used.sequence);
-            inner.listed.insert(0, *used);
+            // The checkpoint's own last stripes may have taken it meanwhile; a mount then finds nothing of this sequence.
+            if inner.states[used.index as usize] == State::Free {
+                inner.states[used.index as usize] = State::Listed(used.sequence);
+                inner.listed.insert(0, *used);
+            }
         }
         self.recount(&inner);
     }

@@ -29,6 +29,17 @@ impl Superblocks {
         self.current.into_inner()
     }
 
+    /// Writes the current superblock on members of the set that don't have it yet, as a crash may have cut its
+    /// publication short. It goes to the slot that isn't their newest. Members that fail are found out by the next
+    /// publication.
+    pub async fn catch_up(&self, behind: u32) {
+        let current = self.current.lock().await;
+        let behind = behind & self.set().mask();
+        if behind != 0 {
+            self.write_all(&current, behind).await;
+        }
+    }
+
     fn set(&self) -> &Arc<MemberSet> {
         &self.io.set
     }

@@ -227,6 +227,9 @@ impl Core {
     async fn unmap(&self, shard: &Rc<Shard>, range: Range<u64>, kind: Kind) -> Outcome {
         let mut at = range.start;
         while at < range.end {
+            if shard.volume.is_closing() {
+                return Outcome::NotReady;
+            }
             let end = shard.map.borrow().slice_end(at..range.end, SLICE_EXTENTS).max(at + 1);
             let held = shard.locks.enter(at..end, false).await;
             if !self.is_unmapped(shard, &held, at..end) {
