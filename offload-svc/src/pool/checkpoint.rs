@@ -283,3 +283,29 @@ fn read_uses(body: &mut Reader<'_>) -> Result<Vec<SegmentUse>, DecodeError> {
     }
     Ok(uses)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::stripe::Sequence;
+
+    /// A pool of many segments lists them in sections that its own reader takes; none is listed in one, too.
+    #[test]
+    fn segment_lists_of_any_length_are_read_back() {
+        for count in [0u32, 1, 65_536, 65_537, 300_000] {
+            let used = |index| SegmentUse { index, sequence: Sequence { number: index.into(), nonce: 5 } };
+            let window = Window { data: (0..count).map(used).collect(), ..Window::default() };
+            let mut sections = SectionWriter::default();
+            sections.window(&window);
+            let (mut at, mut read) = (0, Vec::new());
+            while at < sections.0.len() {
+                let (section, len) = next_section(&sections.0[at..]).unwrap().expect("a whole section");
+                at += len;
+                if let Section::DataSegments(uses) = section {
+                    read.extend(uses);
+                }
+            }
+            assert_eq!(read, window.data, "{count} segments");
+        }
+    }
+}

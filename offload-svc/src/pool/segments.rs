@@ -310,3 +310,28 @@ impl Inner {
         Sequence { number, nonce }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last stripes of a checkpoint may need one more segment after its window has been drawn up: that one is not
+    /// given to the log as well.
+    #[test]
+    fn a_checkpoints_last_segment_is_not_listed_for_the_log() {
+        let segments = Segments::new(vec![State::Free; 8], 1);
+        let plan = segments.begin_checkpoint();
+        let first = segments.allocate(Purpose::Checkpoint, 7).unwrap();
+        let window = segments.window(&plan, 64, 2, || 9);
+        let last = segments.allocate(Purpose::Checkpoint, 7).unwrap();
+        assert!(window.added.iter().any(|used| used.index == last.index), "the case that this is about");
+        segments.finish_checkpoint(&plan, &window);
+        let mut log = Vec::new();
+        while let Some(used) = segments.allocate(Purpose::Log, 0) {
+            log.push(used.index);
+        }
+        assert!(!log.contains(&first.index) && !log.contains(&last.index), "{log:?}");
+        assert_eq!(log.len(), window.added.len() - 1);
+        assert_eq!(segments.sequence_of(last.index), Some(last.sequence));
+    }
+}

@@ -8,6 +8,8 @@ mod primitive {
 
 use super::{Consumer, Producer};
 
+// The same code a second time, over loom's primitives: that is what this file is for.
+#[expect(clippy::duplicate_mod)]
 #[path = "spsc.rs"]
 mod spsc;
 
