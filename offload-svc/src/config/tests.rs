@@ -62,15 +62,15 @@ fn every_error_names_line_key_value_reason_and_what_to_do() {
             "t.toml:2: buffers.memory: 2GB: GB is ambiguous: write GiB (powers of 1024) or the number of bytes",
         ),
         (
-            "[pool]\nmembers = [\n  \"mem:64MiB\",\n  \"/dev/sdx\",\n]\n",
+            "[pool]\nmembers = [\n  \"mem:128MiB\",\n  \"/dev/sdx\",\n]\n",
             "t.toml:4: pool.members[1]: /dev/sdx: not a pool member: write file:PATH, block:PATH or mem:SIZE",
         ),
         (
-            "[pool]\nk = 1\nm = 1\nmembers = [\n  \"mem:64MiB\",\n  \"block:/dev/nvme9n1\",\n]\n",
+            "[pool]\nk = 1\nm = 1\nmembers = [\n  \"mem:128MiB\",\n  \"block:/dev/nvme9n1\",\n]\n",
             "t.toml:6: pool.members[1]: block:/dev/nvme9n1: no such device (have: nvme0n1)",
         ),
         (
-            "[pool]\nmembers = [\"mem:64MiB\"]\n",
+            "[pool]\nmembers = [\"mem:128MiB\"]\n",
             "t.toml:2: pool.members: 1 members for k=4 m=2: give 6, or change pool.k and pool.m",
         ),
         (
@@ -110,7 +110,7 @@ fn every_error_names_line_key_value_reason_and_what_to_do() {
 #[test]
 fn the_environment_overrides_the_file_and_is_named_in_errors() {
     let text = "[limits]\nhosts = 5\n[pool]\nk = 1\nm = 1\n";
-    let members = ("SLUICE_POOL__MEMBERS", "[\"mem:64MiB\", \"mem:64MiB\"]");
+    let members = ("SLUICE_POOL__MEMBERS", "[\"mem:128MiB\", \"mem:128MiB\"]");
     let loaded = load_text(text, &[("SLUICE_LIMITS__HOSTS", "7"), members, ("SLUICE_HOME", "x")]).unwrap();
     assert_eq!(loaded.config.limits.hosts, 7);
     assert_eq!(loaded.config.pool.members.len(), 2);
@@ -176,7 +176,7 @@ fn h155_limits_are_named() {
     assert_eq!(load_text(&text, &[]).unwrap().config.subsystems[0].hosts.len(), 1000);
     let size = (1u64 << 53) + 4096;
     let text =
-        format!("[pool]\nk=1\nm=1\nmembers=[\"mem:64MiB\",\"mem:64MiB\"]\n[[volume]]\nname=\"v\"\nsize={size}\n");
+        format!("[pool]\nk=1\nm=1\nmembers=[\"mem:128MiB\",\"mem:128MiB\"]\n[[volume]]\nname=\"v\"\nsize={size}\n");
     let unbounded = Machine { memory: FoundMemory { bytes: u64::MAX, ..machine().memory }, ..machine() };
     assert_eq!(load_on(&text, &[], &unbounded).unwrap().config.volumes[0].size.bytes(), size, "exact over 2^53");
 }

@@ -19,15 +19,27 @@ fn table(explanation: &Explanation) -> String {
     let mut rows = Table::new();
     rows.load_style(presets::UTF8_FULL_CONDENSED).set_header(["primitive", "engine", "GB/s", "runs", "why"]);
     for primitive in &explanation.primitives {
-        for engine in &primitive.engines {
-            let chosen = engine.name == primitive.chosen;
-            rows.add_row([
+        let chosen = |gigabytes: String| {
+            [
                 primitive.name.to_owned(),
-                engine.name.to_owned(),
-                format!("{:.2}", engine.gigabytes_per_second),
-                if chosen { "yes".to_owned() } else { String::new() },
-                if chosen { primitive.why.to_string() } else { String::new() },
-            ]);
+                primitive.chosen.to_owned(),
+                gigabytes,
+                "yes".to_owned(),
+                primitive.why.to_string(),
+            ]
+        };
+        // A format's own library has no rival to be measured against.
+        if primitive.engines.is_empty() {
+            rows.add_row(chosen(String::new()));
+        }
+        for engine in &primitive.engines {
+            let gigabytes = format!("{:.2}", engine.gigabytes_per_second);
+            if engine.name == primitive.chosen {
+                rows.add_row(chosen(gigabytes));
+            } else {
+                let others = [primitive.name.to_owned(), engine.name.to_owned(), gigabytes];
+                rows.add_row(others.into_iter().chain([String::new(), String::new()]));
+            }
         }
     }
     if let Some(column) = rows.column_mut(2) {
@@ -46,7 +58,9 @@ mod tests {
         for primitive in &explanation.primitives {
             assert!(table.contains(&primitive.why.to_string()), "{}", primitive.name);
             assert!(json.contains(primitive.chosen), "{}", primitive.name);
-            assert_eq!(primitive.engines.iter().filter(|engine| engine.name == primitive.chosen).count(), 1);
+            let rows =
+                table.lines().filter(|line| line.contains(&format!(" {} ", primitive.name)) && line.contains(" yes "));
+            assert!(rows.clone().count() == 1 && rows.clone().all(|row| row.contains(primitive.chosen)), "{table}");
         }
         assert_eq!(table.matches(" yes ").count(), explanation.primitives.len());
     }
