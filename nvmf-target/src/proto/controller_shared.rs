@@ -218,7 +218,13 @@ impl ControllerShared {
 
     /// Whether a command arrived since the last call.
     pub fn take_traffic(&self) -> bool {
-        self.traffic.swap(false, Ordering::Relaxed)
+        // Not a swap: optimised for x86-64, a swap to false was seen to leave the flag set, and no host ever expired. A
+        // command that comes in between is one of those that this call reports.
+        let heard = self.traffic.load(Ordering::Relaxed);
+        if heard {
+            self.traffic.store(false, Ordering::Relaxed);
+        }
+        heard
     }
 
     /// Records a failed command.
