@@ -218,8 +218,8 @@ impl ControllerShared {
 
     /// Whether a command arrived since the last call.
     pub fn take_traffic(&self) -> bool {
-        // Not a swap: optimised for x86-64, a swap to false was seen to leave the flag set, and no host ever expired. A
-        // command that comes in between is one of those that this call reports.
+        // With a swap here an optimised build never let a silent host expire; the cause was not found, and the test of H30
+        // guards it. A command that comes between the two lines is one of those that this call reports.
         let heard = self.traffic.load(Ordering::Relaxed);
         if heard {
             self.traffic.store(false, Ordering::Relaxed);
