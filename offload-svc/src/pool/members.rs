@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures::channel::mpsc::UnboundedSender;
 use futures::future::{Either, select};
 use nvmf_target::buffer::IoBuf;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use uuid::Uuid;
 
 use super::env::{Env, MemberIndex};
@@ -175,14 +175,49 @@ pub struct MemberIo {
     pub env: Rc<dyn Env>,
     pub set: Arc<MemberSet>,
     pub excluder: Excluder,
+    /// For each member, the right to have a request under way. It comes back with the request's buffer, however long the
+    /// member keeps that: so members that hang hold a bounded part of the buffers.
+    lanes: Vec<Arc<Semaphore>>,
 }
 
 impl MemberIo {
+    /// At most `under_way_max` requests are under way on each member.
+    pub fn new(env: Rc<dyn Env>, set: Arc<MemberSet>, excluder: Excluder, under_way_max: usize) -> Self {
+        let lanes = (0..set.count()).map(|_| Arc::new(Semaphore::new(under_way_max.max(1)))).collect();
+        Self { env, set, excluder, lanes }
+    }
+
+    async fn lane(&self, member: usize) -> Result<OwnedSemaphorePermit, Failure> {
+        let lane = Arc::clone(&self.lanes[member]);
+        if let Ok(permit) = Arc::clone(&lane).try_acquire_owned() {
+            return Ok(permit);
+        }
+        self.race(member, lane.acquire_owned()).await?.map_err(|_| Failure::Gone)
+    }
+
+    /// Carries out `work` to its end, whether or not somebody still waits for it, and gives the right back then.
+    fn carry_out<T: 'static>(
+        &self,
+        permit: OwnedSemaphorePermit,
+        work: impl Future<Output = T> + 'static,
+    ) -> oneshot::Receiver<T> {
+        let (done, answer) = oneshot::channel();
+        self.env.spawn(Box::pin(async move {
+            let result = work.await;
+            drop(permit);
+            // Whoever asked may have stopped waiting.
+            let _ = done.send(result);
+        }));
+        answer
+    }
+
     /// Reads `len` bytes.
     pub async fn read(&self, member: usize, offset: u64, len: usize) -> Result<IoBuf, Failure> {
         let slot = self.set.members[member].slot.ok_or(Failure::Gone)?;
+        let permit = self.lane(member).await?;
         let buf = self.env.buffer(len).await;
-        let (result, buf) = self.race(member, self.env.read(slot, offset, buf)).await?;
+        let answer = self.carry_out(permit, self.env.read(slot, offset, buf));
+        let (result, buf) = self.race(member, answer).await?.map_err(|_| Failure::Error)?;
         match result {
             Ok(()) => Ok(buf),
             Err(error) => {
@@ -196,13 +231,15 @@ impl MemberIo {
     /// Writes and makes durable.
     pub async fn write_durably(&self, member: usize, offset: u64, buf: IoBuf) -> Result<(), Failure> {
         let slot = self.set.members[member].slot.ok_or(Failure::Gone)?;
+        let permit = self.lane(member).await?;
         let env = Rc::clone(&self.env);
         let work = async move {
             let (result, _) = env.write(slot, offset, buf).await;
             result?;
             env.sync(slot).await
         };
-        self.race(member, work).await?.map_err(|error| self.write_failure(member, &error))
+        let result = self.race(member, self.carry_out(permit, work)).await?.map_err(|_| Failure::Error)?;
+        result.map_err(|error| self.write_failure(member, &error))
     }
 
     fn write_failure(&self, member: usize, error: &io::Error) -> Failure {

@@ -26,7 +26,7 @@ use super::space::Admission;
 use super::status::{MemberState, MountReport};
 use super::stripe_io::StripeIo;
 use super::superblock::Superblock;
-use super::superblocks::Superblocks;
+use super::superblocks::{SUPERBLOCKS_UNDER_WAY, Superblocks};
 use crate::stages::engines;
 use crate::stages::keys::{KeyEncryptionKey, Keyring, UnwrapError};
 use crate::stages::record::{Kind, RecordCodec};
@@ -137,7 +137,7 @@ pub async fn mount(
     let mounts = chosen.state.mounts + 1;
     let member_bytes = chosen.present.iter().map(|present| present.as_ref().map_or(0, |(_, block)| block.member_bytes));
     let member_bytes: Vec<u64> = member_bytes.collect();
-    let io = MemberIo { env: Rc::clone(&env), set: Arc::clone(&set), excluder: Excluder::Mounting };
+    let io = MemberIo::new(Rc::clone(&env), Arc::clone(&set), Excluder::Mounting, SUPERBLOCKS_UNDER_WAY);
     let superblocks = Superblocks::new(io, chosen.state.clone(), member_bytes.clone());
     let behind = chosen
         .present
@@ -217,7 +217,10 @@ pub(super) fn stripe_io(
     excluder: Excluder,
 ) -> Result<StripeIo, CodeError> {
     let budget = memory_needs(&set.layout, options).buffer_bytes_per_reactor / 2;
-    StripeIo::new(MemberIo { env, set: Arc::clone(set), excluder }, budget)
+    // Half of the buffers are for whoever needs several at once; m members that hang, and one more, keep the other half.
+    let buffers = budget / u64::from(set.layout.shard_bytes_max);
+    let under_way = usize::try_from(buffers).unwrap_or(usize::MAX) / (usize::from(set.layout.parity_shards) + 1);
+    StripeIo::new(MemberIo::new(env, Arc::clone(set), excluder, under_way), budget)
 }
 
 async fn load(stripes: &StripeIo, state: &Superblock) -> Result<Loaded, MountError> {

@@ -26,7 +26,7 @@ use super::shared::{Shared, Volume};
 use super::space::Admission;
 use super::stream::Stream;
 use super::superblock::Superblock;
-use super::superblocks::Superblocks;
+use super::superblocks::{SUPERBLOCKS_UNDER_WAY, Superblocks};
 use crate::stages::engines;
 use crate::stages::keys::KeyEncryptionKey;
 use crate::stages::rs::CodeError;
@@ -142,7 +142,7 @@ impl PoolReactor {
         env.spawn(Box::pin(Core::serve(Rc::clone(&core), inbox)));
         env.spawn(Box::pin(Stream::run(Rc::clone(&core))));
         if let Some(seed) = coordinator {
-            let io = MemberIo { env: Rc::clone(&env), set: Arc::clone(&shared.set), excluder };
+            let io = MemberIo::new(Rc::clone(&env), Arc::clone(&shared.set), excluder, SUPERBLOCKS_UNDER_WAY);
             let superblocks = Rc::new(Superblocks::new(io, seed.state, seed.member_bytes));
             let coordinator = Rc::new(Coordinator {
                 core: Rc::clone(&core),

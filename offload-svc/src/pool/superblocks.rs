@@ -11,6 +11,9 @@ use tokio::sync::Mutex;
 use super::members::{MemberIo, MemberSet, TooFewMembers};
 use super::superblock::{SLOT_BYTES, Superblock};
 
+/// One is written at a time; one that hangs doesn't hold up the next at once.
+pub const SUPERBLOCKS_UNDER_WAY: usize = 4;
+
 /// The writer of a mounted pool's superblocks.
 pub struct Superblocks {
     io: MemberIo,
