@@ -30,8 +30,9 @@ const SUITES: &[(&str, bool, Suite)] = &[
     ("members", true, members::run),
     ("durability", true, durability::run),
     ("many_hosts", true, many_hosts::run),
-    ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12")),
-    ("linux_6_1", true, |report, folder| linux_host::run(report, folder, "6.1")),
+    ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12", false)),
+    ("whole_linux_6_12", false, |report, folder| linux_host::run(report, folder, "6.12", true)),
+    ("whole_linux_6_1", false, |report, folder| linux_host::run(report, folder, "6.1", true)),
 ];
 
 fn main() -> ExitCode {
