@@ -21,10 +21,17 @@ const MEMBER_TIMEOUT: Duration = Duration::from_millis(1500);
 /// What each test writes before the damage.
 const SIZE: &str = "48MiB";
 
-/// Six members, of which the first `broken` can be made to fail.
+/// Six members, of which the first `broken` can be made to fail. The service goes before the disks that it holds open.
 struct Bench<'a> {
-    disks: Vec<BrokenDisk>,
     service: Service<'a>,
+    disks: Vec<BrokenDisk>,
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        // A process with requests in a file that hangs can't be killed.
+        let _ = self.fault("none");
+    }
 }
 
 impl<'a> Bench<'a> {
@@ -44,8 +51,9 @@ impl<'a> Bench<'a> {
         let member_timeout_ms = MEMBER_TIMEOUT.as_millis() as u64;
         let setup = Setup { members, member_size: "256MiB", member_timeout_ms, ..Setup::default() };
         let service = Service::start(folder, network, &setup)?;
-        service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1"], 60).context("before the damage")?;
-        Ok(Bench { disks, service })
+        let bench = Bench { service, disks };
+        bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1"], 60).context("before the damage")?;
+        Ok(bench)
     }
 
     fn fault(&self, fault: &str) -> Result<()> {
