@@ -27,6 +27,7 @@ const TAG_SHARD: u8 = b'S';
 const TAG_EXTENTS: u8 = b'E';
 const TAG_WINDOW: u8 = b'W';
 const TAG_DATA_SEGMENTS: u8 = b'D';
+const TAG_STREAM: u8 = b'H';
 const TAG_COUNTERS: u8 = b'C';
 const TAG_END: u8 = b'Z';
 const SECTION_HEAD_BYTES: usize = 9;
@@ -110,6 +111,11 @@ pub enum Section {
     },
     Window(Vec<SegmentUse>),
     DataSegments(Vec<SegmentUse>),
+    /// The first `settled` stripes of a stream of this mount need no replay.
+    Stream {
+        stream: u32,
+        settled: u64,
+    },
     Counters {
         next_volume: u32,
         next_sequence: u64,
@@ -178,6 +184,12 @@ impl SectionWriter {
         }
     }
 
+    pub fn stream(&mut self, stream: u32, settled: u64) {
+        let mut out = Writer::default();
+        out.u32(stream).u64(settled);
+        self.section(TAG_STREAM, &out);
+    }
+
     pub fn counters(&mut self, next_volume: u32, next_sequence: u64) {
         let mut out = Writer::default();
         out.u32(next_volume).u64(next_sequence);
@@ -210,6 +222,7 @@ pub fn next_section(bytes: &[u8]) -> Result<Option<(Section, usize)>, DecodeErro
         TAG_EXTENTS => read_extents(&mut body)?,
         TAG_WINDOW => Section::Window(read_uses(&mut body)?),
         TAG_DATA_SEGMENTS => Section::DataSegments(read_uses(&mut body)?),
+        TAG_STREAM => Section::Stream { stream: body.u32()?, settled: body.u64()? },
         TAG_COUNTERS => Section::Counters { next_volume: body.u32()?, next_sequence: body.u64()? },
         TAG_END => Section::End,
         _ => return Err(DecodeError::UnknownSection { tag }),

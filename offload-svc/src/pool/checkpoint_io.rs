@@ -4,7 +4,7 @@
 
 use super::checkpoint::{DecodeError, Part, Root, Section, next_section};
 use super::segments::{Purpose, SegmentUse, Segments};
-use super::stripe::{Sequence, StripeLocation};
+use super::stripe::{History, Sequence, StripeLocation};
 use super::stripe_io::{Label, StripeIo, WriteError};
 use super::superblock::CheckpointPointer;
 use crate::stages::crc::crc32c;
@@ -96,7 +96,7 @@ impl<'a> CheckpointWriter<'a> {
         let rotation = self.stripes.rotation(turn, data_shards);
         let location = StripeLocation { segment: used.index, start_block, shard_blocks, data_shards, rotation };
         let number = self.root.parts.len() as u64;
-        let label = Label { sequence: used.sequence, stream: STREAM, number };
+        let label = Label { sequence: used.sequence, stream: STREAM, number, history: History::default() };
         self.stripes.write(location, label, payload).await?;
         Ok(Part { location, sequence: used.sequence })
     }

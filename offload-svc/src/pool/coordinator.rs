@@ -229,7 +229,12 @@ impl Coordinator {
         while let Some(chunk) = dumped.recv().await {
             match chunk {
                 DumpChunk::Sections(sections) => writer.put(&sections).await?,
-                DumpChunk::End => ended += 1,
+                DumpChunk::End { stream, settled } => {
+                    let mut sections = SectionWriter::default();
+                    sections.stream(stream, settled);
+                    writer.put(&sections.0).await?;
+                    ended += 1;
+                }
             }
         }
         // A reactor that has ended would leave its shards out.
@@ -403,6 +408,7 @@ impl Core {
     /// Sends out this reactor's maps, in slices. Changes go on meanwhile: what a slice misses or has too early has a
     /// generation above the watermark, and the window's records bring it right.
     pub async fn dump(&self, request: DumpRequest) {
+        let (stream, settled) = (self.index as u32, self.stream.settled());
         for shard in self.all_shards() {
             let mut sections = SectionWriter::default();
             let (volume, number) = (shard.volume.id, shard.number);
@@ -426,6 +432,6 @@ impl Core {
             }
         }
         // The checkpoint may have been given up.
-        let _ = request.chunks.send(DumpChunk::End).await;
+        let _ = request.chunks.send(DumpChunk::End { stream, settled }).await;
     }
 }

@@ -159,8 +159,11 @@ pub(super) struct DumpRequest {
 /// A part of a reactor's dump.
 pub(super) enum DumpChunk {
     Sections(Vec<u8>),
-    /// The reactor's shards are all out.
-    End,
+    /// The reactor's shards are all out. They hold what is in the first `settled` stripes of its stream at least.
+    End {
+        stream: u32,
+        settled: u64,
+    },
 }
 
 /// A record of a segment being cleaned.

@@ -62,7 +62,7 @@ pub use env::{Env, IoResult, MemberIndex};
 pub use handle::{CheckpointError, Pool, VolumeError, VolumeSpec};
 pub use message::{Courier, Message};
 pub use mount::{MountError, Mounted, mount};
-pub use options::{Layout, MemberInput, MemoryNeeds, MountOptions, memory_needs};
+pub use options::{Force, Layout, MemberInput, MemoryNeeds, MountOptions, memory_needs};
 pub use probe::{FormatError, Found, FoundText, Inspection, format, inspect};
 pub use reactor::{PoolReactor, ReactorSeed};
 pub use status::{Health, MemberState, MemberStatus, MountReport, PoolStatus, Space, VolumeStatus};

@@ -17,13 +17,14 @@ use super::core::generation_base;
 use super::env::{Env, MemberIndex};
 use super::map::{Extent, ExtentMap, Ledger};
 use super::members::{Excluder, Member, MemberIo, MemberSet, TooFewMembers};
-use super::options::{MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
+use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
 use super::probe::{ChooseError, Chosen, Found, choose, probe};
-use super::scan::{FoundRecord, find_records, find_stripes};
+use super::scan::{FoundRecord, SeenStreams, find_records, find_stripes};
 use super::segments::{SegmentUse, Segments, State};
 use super::shared::{Books, Volume};
 use super::space::Admission;
 use super::status::{MemberState, MountReport};
+use super::stripe::ShardHeader;
 use super::stripe_io::StripeIo;
 use super::superblock::Superblock;
 use super::superblocks::{SUPERBLOCKS_UNDER_WAY, Superblocks};
@@ -51,6 +52,12 @@ pub enum MountError {
     },
     #[error("no new checkpoint can be written: {0}")]
     NewCheckpoint(#[from] WriteFailed),
+    #[error(
+        "answered writes are gone: {lost} of their stripes since the last checkpoint can't be read from the members that \
+         are there (the first: stripe {number} of stream {stream}); bring missing members back, or start once with \
+         --force lost-writes, and blocks written by them show what was there before"
+    )]
+    LostWrites { lost: u64, stream: u32, number: u64 },
     #[error(transparent)]
     TooFewMembers(#[from] TooFewMembers),
 }
@@ -96,6 +103,8 @@ struct Loaded {
     data: Vec<SegmentUse>,
     next_volume: u32,
     next_sequence: u64,
+    /// By stream: how many of its stripes are in the maps.
+    settled: BTreeMap<u32, u64>,
     root: Root,
     root_use: Option<SegmentUse>,
 }
@@ -128,6 +137,7 @@ pub async fn mount(
         keyring.insert(key);
     }
     let replay = if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
+    check_lost(&replay.streams.lost(&loaded.settled), options.force, &mut report)?;
     let segments =
         Segments::new(states(&set, &loaded, &replay.written), loaded.next_sequence.max(replay.top_sequence + 1));
     let extents = AtomicI64::new(0);
@@ -166,6 +176,18 @@ pub async fn mount(
         next_volume: loaded.next_volume,
         report,
     })
+}
+
+/// Answered writes that are gone stop the mount, unless it is forced.
+fn check_lost(lost: &[(u32, u64)], force: Force, report: &mut MountReport) -> Result<(), MountError> {
+    let Some(&(stream, number)) = lost.first() else { return Ok(()) };
+    let error = MountError::LostWrites { lost: lost.len() as u64, stream, number };
+    if !force.lost_writes {
+        return Err(error);
+    }
+    tracing::error!(%error, ?lost, "mounted by force");
+    report.stripes_lost = lost.len() as u64;
+    Ok(())
 }
 
 /// Says which members were refused, and why, in the log.
@@ -257,6 +279,7 @@ impl Loaded {
             }
             Section::Window(uses) => self.window.extend(check_uses(uses, set)?),
             Section::DataSegments(uses) => self.data.extend(check_uses(uses, set)?),
+            Section::Stream { stream, settled } => drop(self.settled.insert(stream, settled)),
             Section::Counters { next_volume, next_sequence } => {
                 (self.next_volume, self.next_sequence) = (next_volume, next_sequence);
             }
@@ -321,6 +344,7 @@ struct Replay {
     /// Segments in which anything was found.
     written: HashSet<u32>,
     top_sequence: u64,
+    streams: SeenStreams,
 }
 
 /// Segments scanned at once.
@@ -336,10 +360,11 @@ async fn scan(stripes: &StripeIo, window: &[SegmentUse], report: &mut MountRepor
                 replay.written.insert(used.index);
             }
             report.segments_scanned += 1;
-            report.stripes_replayed += found.replayed;
+            report.stripes_replayed += found.replayed.len() as u64;
             report.stripes_healed += found.healed;
             report.stripes_discarded += found.discarded;
             replay.records.extend(found.records);
+            replay.streams.add(&found.replayed, &found.other);
         }
     }
     replay.top_sequence = window.iter().map(|used| used.sequence.number).max().unwrap_or(0);
@@ -351,7 +376,10 @@ struct Scanned {
     records: Vec<FoundRecord>,
     /// Some stripe, or what is left of one.
     any: bool,
-    replayed: u64,
+    /// Stripes that count.
+    replayed: Vec<ShardHeader>,
+    /// Headers of those that don't: void, or with too little left.
+    other: Vec<ShardHeader>,
     healed: u64,
     discarded: u64,
 }
@@ -361,13 +389,14 @@ async fn scan_segment(stripes: &StripeIo, used: SegmentUse) -> Scanned {
     for header in find_stripes(stripes, used).await {
         scanned.any = true;
         if header.void {
+            scanned.other.push(header);
             continue;
         }
         let Ok(stripe) = stripes.read(header.location, used.sequence).await else {
             scanned.discarded += 1;
+            scanned.other.push(header);
             continue;
         };
-        scanned.replayed += 1;
         if stripe.bad != 0 {
             // A member that can't be healed has left the set by the time the new superblocks are written.
             stripes.repair(&stripe).await;
@@ -378,6 +407,7 @@ async fn scan_segment(stripes: &StripeIo, used: SegmentUse) -> Scanned {
             tracing::error!(?used, %error, "a stripe holds something that is no record");
         }
         scanned.records.extend(records);
+        scanned.replayed.push(stripe.header);
     }
     scanned
 }

@@ -99,6 +99,15 @@ impl Layout {
     }
 }
 
+/// Reasons not to mount that somebody has weighed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Force {
+    /// A newer set might exist among the members that are missing.
+    pub rival: bool,
+    /// Answered writes since the last checkpoint are gone from too many members: their blocks show what was there before.
+    pub lost_writes: bool,
+}
+
 /// How a mounted pool behaves; may differ at every mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
@@ -112,8 +121,8 @@ pub struct MountOptions {
     pub commits_in_flight: u32,
     /// Extents that all maps together may hold: bounds the memory. Beyond it writes get Capacity Exceeded.
     pub map_extents_max: u64,
-    /// Mount though a newer set might exist among the members that are missing.
-    pub force: bool,
+    /// What to mount in spite of.
+    pub force: Force,
 }
 
 impl Default for MountOptions {
@@ -124,7 +133,7 @@ impl Default for MountOptions {
             checkpoint_interval: Duration::from_secs(30),
             commits_in_flight: 4,
             map_extents_max: 32 << 20,
-            force: false,
+            force: Force::default(),
         }
     }
 }

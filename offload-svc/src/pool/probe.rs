@@ -12,7 +12,7 @@ use nvmf_target::buffer::IoBuf;
 use uuid::Uuid;
 
 use super::env::{Env, MemberIndex};
-use super::options::{Layout, MEMBERS_MAX, MemberInput, OptionError, SUPERBLOCK_AREA_BYTES};
+use super::options::{Force, Layout, MEMBERS_MAX, MemberInput, OptionError, SUPERBLOCK_AREA_BYTES};
 use super::superblock::{MemberEntry, SLOT_BYTES, Superblock, SuperblockError};
 
 /// What stands at the start of a member.
@@ -277,7 +277,7 @@ pub enum ChooseError {
     #[error("{present} of {needed} members needed are there; missing: {missing:?}")]
     TooFew { present: usize, needed: usize, missing: Vec<u8> },
     #[error(
-        "the missing members {missing:?} could be in use elsewhere as a newer pool; mount by force if they are not"
+        "the missing members {missing:?} could be in use elsewhere as a newer pool; if they are not, start once with --force rival"
     )]
     Rival { missing: Vec<u8> },
 }
@@ -296,7 +296,7 @@ pub struct Chosen {
 }
 
 /// Chooses the newest state that the members tell of.
-pub fn choose(inputs: &[MemberInput], found: &[Found], force: bool) -> Result<Chosen, ChooseError> {
+pub fn choose(inputs: &[MemberInput], found: &[Found], force: Force) -> Result<Chosen, ChooseError> {
     let blocks: Vec<(MemberIndex, &Superblock)> = found
         .iter()
         .enumerate()
@@ -330,7 +330,7 @@ pub fn choose(inputs: &[MemberInput], found: &[Found], force: bool) -> Result<Ch
     place(&blocks, state, force)
 }
 
-fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: bool) -> Result<Chosen, ChooseError> {
+fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: Force) -> Result<Chosen, ChooseError> {
     let mut present: Vec<Option<(MemberIndex, Superblock)>> = state.members.iter().map(|_| None).collect();
     for (slot, block) in blocks {
         if let Some(at) = state.members.iter().position(|member| member.uuid == block.member) {
@@ -354,7 +354,7 @@ fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: bool) 
         return Err(ChooseError::TooFew { present: there, needed, missing });
     }
     // The absent ones of this set could have gone on without us if they are enough for it.
-    if absent >= needed && !force {
+    if absent >= needed && !force.rival {
         return Err(ChooseError::Rival { missing });
     }
     Ok(Chosen { state, present, mask, stale, missing })

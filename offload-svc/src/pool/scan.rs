@@ -3,6 +3,8 @@
 //! Owns the walk over rows and records. Must not know what they are wanted for. Invariant: only what carries the segment's
 //! own sequence is found.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use futures::future::join_all;
 use nvmf_target::buffer::IoBuf;
 
@@ -47,6 +49,39 @@ pub async fn find_stripes(stripes: &StripeIo, used: SegmentUse) -> Vec<ShardHead
         row = walk.row;
     }
     found
+}
+
+/// What a window's stripes tell of one another, by stream.
+#[derive(Default)]
+pub struct SeenStreams(BTreeMap<u32, Seen>);
+
+#[derive(Default)]
+struct Seen {
+    replayed: BTreeSet<u64>,
+    written: BTreeSet<u64>,
+}
+
+impl SeenStreams {
+    /// Takes note of stripes that are whole, and of headers whose stripes are not: what they say of others counts too.
+    pub fn add(&mut self, replayed: &[ShardHeader], other: &[ShardHeader]) {
+        for header in replayed {
+            self.0.entry(header.stream).or_default().replayed.insert(header.number);
+        }
+        for header in replayed.iter().chain(other) {
+            self.0.entry(header.stream).or_default().written.extend(header.history.written_numbers());
+        }
+    }
+
+    /// Stripes (stream, number) that were written, and answered, and are not there: of those that the checkpoint does
+    /// not have already. The last ones before a crash, up to as many as were under way, nobody vouches for.
+    pub fn lost(&self, settled: &BTreeMap<u32, u64>) -> Vec<(u32, u64)> {
+        let lost_of = |(stream, seen): (&u32, &Seen)| {
+            let from = settled.get(stream).copied().unwrap_or(0);
+            let lost = seen.written.difference(&seen.replayed).filter(|number| **number >= from);
+            lost.map(|number| (*stream, *number)).collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(lost_of).collect()
+    }
 }
 
 struct Walk<'a> {

@@ -161,6 +161,8 @@ pub struct MountReport {
     pub stripes_healed: u64,
     /// Unfinished stripes that were given up; none of them had been acknowledged.
     pub stripes_discarded: u64,
+    /// Stripes with answered writes that were gone, where the mount was forced to go on without them.
+    pub stripes_lost: u64,
     /// Records applied from replayed stripes.
     pub records_replayed: u64,
     /// Members of the set that were missing or unreadable.

@@ -16,7 +16,7 @@ use super::core::{Core, Shard};
 use super::map::{Extent, RecordLocation};
 use super::segments::{Purpose, SegmentUse};
 use super::shared::Books;
-use super::stripe::StripeLocation;
+use super::stripe::{History, StripeLocation};
 use super::stripe_io::{Label, WriteError};
 
 /// Stripes that wait, complete, for their turn; beyond it, appending waits.
@@ -75,6 +75,7 @@ pub struct Stream {
     flights: RefCell<VecDeque<Rc<Flight>>>,
     segment: RefCell<Option<Rc<OpenSegment>>>,
     number: Cell<u64>,
+    history: Cell<History>,
     changed: Notify,
     spare: RefCell<Vec<Vec<u8>>>,
 }
@@ -140,6 +141,11 @@ impl Stream {
         }
     }
 
+    /// How many of its stripes are settled: what is in them is in the maps.
+    pub fn settled(&self) -> u64 {
+        self.history.get().settled
+    }
+
     /// Nothing gathered, nothing under way.
     pub fn is_idle(&self) -> bool {
         self.open.borrow().entries.is_empty() && self.ready.borrow().is_empty() && self.flights.borrow().is_empty()
@@ -201,9 +207,10 @@ impl Stream {
         let flight = Rc::new(Flight { batch, placed: Some((segment, location)), result: Cell::new(None) });
         self.flights.borrow_mut().push_back(Rc::clone(&flight));
         let number = self.number.replace(self.number.get() + 1);
+        let history = self.history.get();
         let task_core = Rc::clone(core);
         core.stripes.io.env.spawn(Box::pin(async move {
-            let label = Label { sequence, stream: task_core.index as u32, number };
+            let label = Label { sequence, stream: task_core.index as u32, number, history };
             let result = task_core.stripes.write(location, label, &flight.batch.payload).await;
             task_core.shared.stripes_written.fetch_add(1, Ordering::Relaxed);
             flight.result.set(Some(result));
@@ -265,6 +272,11 @@ impl Stream {
         }
         // Only the task that has just ended held it too.
         let Ok(flight) = Rc::try_unwrap(flight) else { return };
+        if flight.placed.is_some() {
+            let mut history = self.history.get();
+            history.settle(result.is_ok());
+            self.history.set(history);
+        }
         for entry in flight.batch.entries {
             if let (Ok(()), Some((_, stripe))) = (result, &flight.placed) {
                 let (payload_offset, stored_bytes) = (entry.payload_offset, entry.stored_bytes);

@@ -17,6 +17,7 @@ pub const HEADER_BYTES: usize = 256;
 const MAGIC: [u8; 4] = *b"SHRD";
 const VERSION: u8 = 1;
 const CRC_AT: usize = HEADER_BYTES - 4;
+const HISTORY_AT: usize = 80 + 4 * MEMBERS_MAX;
 /// The stripe was given up after it had been written in part: nothing in it counts.
 const FLAG_VOID: u8 = 1;
 
@@ -26,6 +27,29 @@ const FLAG_VOID: u8 = 1;
 pub struct Sequence {
     pub number: u64,
     pub nonce: u64,
+}
+
+/// What a stripe tells of those before it in its stream, so that a mount misses an answered stripe that is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct History {
+    /// Stripes of the stream whose fate was known when this one was made: all below this number.
+    pub settled: u64,
+    /// Which of the last 64 of them were written: bit `i` is stripe `settled - 1 - i`. The others were given up.
+    pub written: u64,
+}
+
+impl History {
+    /// The next stripe of the stream is written, or given up.
+    pub fn settle(&mut self, written: bool) {
+        self.settled += 1;
+        self.written = self.written << 1 | u64::from(written);
+    }
+
+    /// The numbers of the stripes that it knows to be written.
+    pub fn written_numbers(self) -> impl Iterator<Item = u64> {
+        let upto = self.settled.min(64);
+        (0..upto).filter(move |back| self.written >> back & 1 != 0).map(move |back| self.settled - 1 - back)
+    }
 }
 
 /// Where a stripe is and how it is cut.
@@ -158,7 +182,9 @@ impl StripeLocation {
 /// | 72..76 | stream | |
 /// | 76..80 | payload length | |
 /// | 80..208 | CRC32C of each shard after its header, data first | one good header verifies all |
-/// | 208..252 | 0 | |
+/// | 208..216 | stripes of the stream settled before it | an answered stripe that is gone is missed |
+/// | 216..224 | which of the last 64 of them were written, lowest bit the last | |
+/// | 224..252 | 0 | |
 /// | 252..256 | CRC32C of all before | |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardHeader {
@@ -173,6 +199,7 @@ pub struct ShardHeader {
     pub stream: u32,
     pub payload_bytes: u32,
     pub shard_crcs: Vec<u32>,
+    pub history: History,
 }
 
 /// Why bytes are no header of the shard that should be there.
@@ -202,6 +229,8 @@ impl ShardHeader {
         for crc in &self.shard_crcs {
             out.u32(*crc);
         }
+        out.pad_to(HISTORY_AT);
+        out.u64(self.history.settled).u64(self.history.written);
         out.pad_to(CRC_AT);
         let crc = crc32c(&out.0);
         out.u32(crc);
@@ -240,6 +269,8 @@ impl ShardHeader {
         for _ in 0..shards {
             shard_crcs.push(input.u32()?);
         }
+        let mut rest = Reader::new(&bytes[HISTORY_AT..]);
+        let history = History { settled: rest.u64()?, written: rest.u64()? };
         let void = flags & FLAG_VOID != 0;
         Ok(Self {
             void,
@@ -253,6 +284,7 @@ impl ShardHeader {
             stream,
             payload_bytes,
             shard_crcs,
+            history,
         })
     }
 
@@ -296,6 +328,18 @@ mod tests {
     }
 
     #[test]
+    fn a_history_tells_the_written_of_the_last_64() {
+        let mut history = History::default();
+        for number in 0..200u64 {
+            let known: Vec<u64> = history.written_numbers().collect();
+            let expected: Vec<u64> =
+                (number.saturating_sub(64)..number).rev().filter(|n| !n.is_multiple_of(3)).collect();
+            assert_eq!(known, expected, "before {number}");
+            history.settle(!number.is_multiple_of(3));
+        }
+    }
+
+    #[test]
     fn pieces_cover_a_range_once() {
         let location = StripeLocation { segment: 0, start_block: 0, shard_blocks: 2, data_shards: 3, rotation: 1 };
         let per_shard = location.shard_payload_bytes() as u32;
@@ -321,6 +365,7 @@ mod tests {
             stream: 0,
             payload_bytes: 20000,
             shard_crcs: vec![1, 2, 3, 4, 5],
+            history: History { settled: 11, written: 0b101 },
         };
         let mut good = vec![0; HEADER_BYTES];
         header.write_to(&mut good);

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::members::{Failure, MemberIo, MemberSet};
 use super::options::{BLOCK_BYTES, SUPERBLOCK_AREA_BYTES};
-use super::stripe::{HEADER_BYTES, Sequence, ShardHeader, StripeLocation};
+use super::stripe::{HEADER_BYTES, History, Sequence, ShardHeader, StripeLocation};
 use crate::stages::crc::crc32c;
 use crate::stages::rs::{Code, CodeError};
 
@@ -49,6 +49,7 @@ pub struct Label {
     pub sequence: Sequence,
     pub stream: u32,
     pub number: u64,
+    pub history: History,
 }
 
 /// One reactor's access to stripes.
@@ -180,6 +181,7 @@ impl StripeIo {
             stream: label.stream,
             payload_bytes: payload.len() as u32,
             shard_crcs: bufs.iter().map(|buf| crc32c(&buf[HEADER_BYTES..])).collect(),
+            history: label.history,
         };
         for (shard, buf) in bufs.iter_mut().enumerate() {
             header.shard = shard as u8;
@@ -308,8 +310,8 @@ impl StripeIo {
 
     /// Writes the bad shards of a stripe again; gives those that were. Counts both per member.
     pub async fn repair(&self, stripe: &Stripe) -> u32 {
-        let label =
-            Label { sequence: stripe.header.sequence, stream: stripe.header.stream, number: stripe.header.number };
+        let ShardHeader { sequence, stream, number, history, .. } = stripe.header;
+        let label = Label { sequence, stream, number, history };
         let location = stripe.header.location;
         let _room = self.room(self.shards(&location).into()).await;
         let (header, bodies) = self.encode(location, label, &stripe.payload).await;
