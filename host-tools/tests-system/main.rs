@@ -30,9 +30,8 @@ const SUITES: &[(&str, bool, Suite)] = &[
     ("members", true, members::run),
     ("durability", true, durability::run),
     ("many_hosts", true, many_hosts::run),
-    ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12", false)),
-    ("whole_linux_6_12", false, |report, folder| linux_host::run(report, folder, "6.12", true)),
-    ("whole_linux_6_1", false, |report, folder| linux_host::run(report, folder, "6.1", true)),
+    ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12")),
+    ("linux_6_1", true, |report, folder| linux_host::run(report, folder, "6.1")),
 ];
 
 fn main() -> ExitCode {
@@ -47,7 +46,10 @@ fn main() -> ExitCode {
     let keep = std::env::var_os("SLUICE_TEST_KEEP").is_some();
     let mut report = Report::default();
     for (name, default, suite) in SUITES {
-        let wanted = if filters.is_empty() { *default } else { filters.iter().any(|filter| name.contains(*filter)) };
+        // A whole name means that one only.
+        let is_name = |filter: &str| SUITES.iter().any(|(name, ..)| *name == filter);
+        let asked = |filter: &&String| if is_name(filter) { *name == ***filter } else { name.contains(**filter) };
+        let wanted = if filters.is_empty() { *default } else { filters.iter().any(asked) };
         if !wanted {
             continue;
         }
