@@ -181,7 +181,7 @@ fn flipped(folder: &Path, network: &Network) -> Result<()> {
     bench.service.ensure_up()
 }
 
-/// Two members hang: I/O goes on within the member timeout, the control plane and keep-alives answer all the while, and
+/// Two members hang for a minute: I/O goes on within the member timeout, the control plane and keep-alives answer all the while, and
 /// the members may come back late without harm.
 fn hanging(folder: &Path, network: &Network) -> Result<()> {
     let mut bench = Bench::new(folder, network, 2)?;
@@ -189,7 +189,7 @@ fn hanging(folder: &Path, network: &Network) -> Result<()> {
     let log = "steady.log";
     let mut steady = bench.service.nvmf_spawn(
         "perf",
-        &["--nsid", "3", "-k", "2", "--rw", "randrw", "--queue-depth", "1", "--time", "14"],
+        &["--nsid", "3", "-k", "2", "--rw", "randrw", "--queue-depth", "1", "--time", "62"],
         log,
     )?;
     std::thread::sleep(Duration::from_secs(1));
@@ -206,7 +206,7 @@ fn hanging(folder: &Path, network: &Network) -> Result<()> {
     }
     bench.goes_on()?;
     bench.ensure_named(&[0, 1])?;
-    let status = steady.wait(Duration::from_secs(60))?;
+    let status = steady.wait(Duration::from_secs(120))?;
     let text = std::fs::read_to_string(folder.join(log))?;
     ensure!(status.success(), "the steady host ended with {status}: {}", crate::process::tail(&text, 4));
     println!("        {} requests held at the end", bench.disks[0].held()? + bench.disks[1].held()?);
