@@ -15,6 +15,7 @@ use super::machine::Machine;
 use super::names::NameError;
 use super::schema::{Config, Namespace, Subsystem};
 use super::values::{BackendSpec, BlockSize, ByteSize, MemberSpec};
+use crate::pool::options::replay_segments_min;
 
 /// Subsystems that a configuration may have.
 pub const MAX_SUBSYSTEMS: usize = 1024;
@@ -139,7 +140,18 @@ impl Checker<'_> {
         self.size(&["pool", "map_memory"], pool.map_memory, ByteSize::kib(4), ByteSize::mib(1), ByteSize::gib(1024));
         self.range(&["pool", "member_timeout_ms"], pool.member_timeout_ms, 10, 60_000);
         self.range(&["pool", "checkpoint_interval_ms"], pool.checkpoint_interval_ms, 100, 3_600_000);
-        self.range(&["pool", "max_replay_segments"], pool.max_replay_segments.into(), 4, 65_536);
+        self.replay_segments();
+    }
+
+    fn replay_segments(&mut self) {
+        let key = ["pool", "max_replay_segments"];
+        let given = u64::from(self.config.pool.max_replay_segments);
+        let reactors = super::reactor_count(self.config, self.machine);
+        let least = replay_segments_min(reactors);
+        self.range(&key, given, 4, 65_536);
+        if (4..least).contains(&given) {
+            self.report(&key, Reason::ReplaySegments { given, reactors, least });
+        }
     }
 
     fn members(&mut self) {

@@ -255,6 +255,19 @@ pub enum Reason {
         /// The sum.
         sum: u16,
     },
+    /// Fewer segments in the window than the reactors need.
+    #[error(
+        "{given} are too few for {reactors} reactors, each of which keeps one open: give {least} or more here, or set fewer \
+         reactors with reactors.count or reactors.cpus"
+    )]
+    ReplaySegments {
+        /// Set, or the default.
+        given: u64,
+        /// How many reactors there would be.
+        reactors: usize,
+        /// Needed for them.
+        least: u64,
+    },
     /// A volume or namespace needs a pool.
     #[error("there is no pool: list its members in pool.members")]
     NoPool,

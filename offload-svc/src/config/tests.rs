@@ -55,6 +55,15 @@ fn every_error_names_line_key_value_reason_and_what_to_do() {
             "t.toml:2: limits.hosts: 0: out of range: 1 to 4096\nt.toml:3: limits.queue_depth: 1: out of range: 2 to 4096",
         ),
         ("[limits]\nin_capsule = 1048577\n", "t.toml:2: limits.in_capsule: 1048577: out of range: 0B to 1MiB"),
+        (
+            "[reactors]\ncount = 4\n[pool]\nk = 1\nm = 1\nmembers = [\"mem:128MiB\", \"mem:128MiB\"]\nmax_replay_segments = 9\n",
+            "t.toml:7: pool.max_replay_segments: 9: 9 are too few for 4 reactors, each of which keeps one open: give 10 or \
+             more here, or set fewer reactors with reactors.count or reactors.cpus",
+        ),
+        (
+            "[pool]\nk = 1\nm = 1\nmembers = [\"mem:128MiB\", \"mem:128MiB\"]\nmax_replay_segments = 3\n",
+            "t.toml:5: pool.max_replay_segments: 3: out of range: 4 to 65536",
+        ),
         ("[limits]\nin_capsule = 1000\n", "t.toml:2: limits.in_capsule: 1000: must be a multiple of 512B"),
         ("[limits]\nmdts = \"12KiB\"\n", "t.toml:2: limits.mdts: 12KiB: must be a power of two: 8192 or 16384"),
         (

@@ -123,7 +123,7 @@ fn choose(core: &Core, unmovable: &HashSet<SegmentUse>) -> Vec<SegmentUse> {
 }
 
 /// Moves all that is alive out of a segment.
-async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(), MoveFailed> {
+pub(super) async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(), MoveFailed> {
     let mut batch = MoveBatch::new(core);
     // While it is pinned nobody else writes to it: a repair must not hit the segment's next use.
     let _pin = Pins::new(&core.shared.segments, std::iter::once(used.index));

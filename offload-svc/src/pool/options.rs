@@ -157,6 +157,25 @@ impl MountOptions {
         }
         Ok(())
     }
+
+    /// Checks what depends on the number of reactors.
+    pub fn check_reactors(&self, reactors: usize) -> Result<(), OptionError> {
+        let value = u64::from(self.max_replay_segments);
+        if value < replay_segments_min(reactors) {
+            return Err(OptionError {
+                field: "max_replay_segments",
+                value,
+                rule: "at least two for each reactor and 2",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The least `max_replay_segments` for so many reactors. Each keeps a segment open, which stays in the window; with fewer
+/// than twice as many nothing could be handed out beside those.
+pub const fn replay_segments_min(reactors: usize) -> u64 {
+    2 * reactors as u64 + 2
 }
 
 /// What a pool needs in memory, for the plan that `--check` prints.

@@ -22,6 +22,7 @@ use super::map::ExtentMap;
 use super::members::{Excluder, Exclusion, MemberIo};
 use super::message::{Channels, Courier, Message};
 use super::mount::{Mounted, stripe_io};
+use super::options::OptionError;
 use super::shared::{Shared, Volume};
 use super::space::Admission;
 use super::stream::Stream;
@@ -60,11 +61,16 @@ impl ReactorSeed {
 impl Mounted {
     /// Parts the pool among `reactors` reactors (one at least). `courier` carries messages between them, by default over
     /// channels.
-    pub fn split(self, reactors: usize, courier: Option<Arc<dyn Courier>>) -> (Pool, Vec<ReactorSeed>) {
+    ///
+    /// # Errors
+    /// `max_replay_segments` is too small for so many reactors.
+    pub fn split(
+        self,
+        reactors: usize,
+        courier: Option<Arc<dyn Courier>>,
+    ) -> Result<(Pool, Vec<ReactorSeed>), OptionError> {
         let reactors = reactors.max(1);
-        // Each reactor keeps a segment open; with fewer than twice as many nothing could be handed out beside them.
-        let mut options = self.options;
-        options.max_replay_segments = options.max_replay_segments.max(2 * reactors as u32 + 2);
+        self.options.check_reactors(reactors)?;
         let (channels, inboxes): (Vec<_>, Vec<_>) = (0..reactors).map(|_| unbounded()).unzip();
         let courier = courier.unwrap_or_else(|| Arc::new(Channels(channels)));
         let (control, requests) = unbounded();
@@ -74,7 +80,7 @@ impl Mounted {
         let shared = Arc::new(Shared {
             admission: Arc::new(Admission::new(self.set.layout, self.set.segment_count, reactors)),
             set: self.set,
-            options,
+            options: self.options,
             reactors,
             membership,
             closing: AtomicBool::new(false),
@@ -121,13 +127,13 @@ impl Mounted {
             coordinator: coordinator.take(),
         });
         let seeds = seeds.collect();
-        (Pool { shared }, seeds)
+        Ok((Pool { shared }, seeds))
     }
 }
 
 /// One reactor's part of a running pool. The tasks that it has started go on when it is dropped.
 pub struct PoolReactor {
-    core: Rc<Core>,
+    pub(super) core: Rc<Core>,
 }
 
 impl PoolReactor {

@@ -228,7 +228,7 @@ async fn mount(
 /// Gives each reactor its part. The first one, which coordinates, comes last: what it sends finds the others there.
 async fn spread(mounted: Mounted, reactors: &Reactors, members: &Members) -> Result<Pool, StorageError> {
     let courier = Arc::new(Rings(reactors.clone()));
-    let (pool, seeds) = mounted.split(reactors.count(), Some(courier));
+    let (pool, seeds) = mounted.split(reactors.count(), Some(courier)).map_err(MountError::from)?;
     for seed in seeds.into_iter().rev() {
         let members = members.clone();
         let index = seed.index();

@@ -10,6 +10,7 @@ use nvmf_target::backend::{Backend, Done, LbaRange, Operation, Outcome, Reply, R
 use nvmf_target::buffer::IoBuf;
 use zeroize::Zeroizing;
 
+use super::super::core::Core;
 use super::super::*;
 use super::model::{Model, run_of, stamp_of};
 use super::sim::{Crashed, Disks, World};
@@ -95,12 +96,14 @@ impl Rig {
     }
 
     pub async fn start(&self, env: &Rc<dyn Env>) -> Result<Pool, MountError> {
+        Ok(self.start_reactors(env).await?.0)
+    }
+
+    async fn start_reactors(&self, env: &Rc<dyn Env>) -> Result<(Pool, Vec<Rc<Core>>), MountError> {
         let mounted = mount(Rc::clone(env), &self.inputs, self.options.clone(), kek()).await?;
-        let (pool, seeds) = mounted.split(self.reactors, None);
-        for seed in seeds {
-            PoolReactor::start(Rc::clone(env), seed).expect("a valid code");
-        }
-        Ok(pool)
+        let (pool, seeds) = mounted.split(self.reactors, None)?;
+        let start = |seed| PoolReactor::start(Rc::clone(env), seed).expect("a valid code").core;
+        Ok((pool, seeds.into_iter().map(start).collect()))
     }
 
     /// Runs `work` on the mounted pool, in a life that ends without a shutdown unless `work` asks for one.
@@ -126,8 +129,9 @@ impl Rig {
         world.crash_at.set(crash_at);
         let (rig, env, inner) = (self.clone(), world.env(), Rc::clone(&world));
         let result = world.run(async move {
-            let pool = rig.start(&env).await.unwrap_or_else(|error| panic!("mount, seed {seed}: {error}"));
-            work(Live { pool, env, world: inner }).await
+            let started = rig.start_reactors(&env).await;
+            let (pool, cores) = started.unwrap_or_else(|error| panic!("mount, seed {seed}: {error}"));
+            work(Live { pool, cores, env, world: inner }).await
         });
         world.end(seed);
         result
@@ -138,6 +142,8 @@ impl Rig {
 #[derive(Clone)]
 pub struct Live {
     pub pool: Pool,
+    /// The parts of its reactors.
+    pub cores: Vec<Rc<Core>>,
     pub env: Rc<dyn Env>,
     pub world: Rc<World>,
 }

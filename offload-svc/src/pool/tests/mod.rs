@@ -7,6 +7,8 @@ mod harness;
 mod lost;
 mod media;
 mod model;
+mod replay;
 mod requests;
 mod sim;
 mod space;
+mod upkeep;

@@ -1,13 +1,14 @@
 //! Members, time and reactors simulated in one thread, from one seed.
 //!
-//! Fault model. Survivable on up to m members at once: EIO, hangs, lost and flipped bytes, truncation. Survivable on all
+//! Fault model. Survivable on up to m members at once: EIO, bad sectors, hangs, lost and flipped
+//! bytes, truncation. Survivable on all
 //! at once: a crash, which loses, keeps or tears (by 512-byte sector) each write since the member's last sync, each on its
 //! own. A sync that has returned is trusted.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::future::Future;
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -60,6 +61,8 @@ pub struct Disk {
     unsynced: Vec<Unsynced>,
     pub mode: Mode,
     pub reads: u64,
+    /// Pages that can't be read until they are written again.
+    pub bad_pages: BTreeSet<u64>,
 }
 
 impl Disk {
@@ -193,6 +196,36 @@ pub struct World {
     hung: RefCell<Vec<IoBuf>>,
     /// How much I/O there was, by kind, for tests of cost.
     pub counts: RefCell<HashMap<&'static str, u64>>,
+    holds: RefCell<Vec<Hold>>,
+}
+
+/// Picks a write by its offset and bytes.
+type Picks = Box<dyn Fn(u64, &[u8]) -> bool>;
+
+struct Hold {
+    member: usize,
+    picks: Picks,
+    caught: Rc<Cell<bool>>,
+    released: oneshot::Receiver<()>,
+}
+
+/// A write that reaches its medium late: when it is let go.
+pub struct Held {
+    caught: Rc<Cell<bool>>,
+    release: oneshot::Sender<()>,
+}
+
+impl Held {
+    /// The write has been begun.
+    pub fn is_caught(&self) -> bool {
+        self.caught.get()
+    }
+
+    /// Lets it go on.
+    pub fn release(self) {
+        // The world may have ended.
+        let _ = self.release.send(());
+    }
 }
 
 /// The power failed.
@@ -215,7 +248,25 @@ impl World {
             panic: RefCell::default(),
             hung: RefCell::default(),
             counts: RefCell::default(),
+            holds: RefCell::default(),
         })
+    }
+
+    /// Holds up the first write on a member that `picks` picks, and no other, until it is let go.
+    pub fn hold_write(&self, member: usize, picks: impl Fn(u64, &[u8]) -> bool + 'static) -> Held {
+        let (release, released) = oneshot::channel();
+        let caught = Rc::new(Cell::new(false));
+        let hold = Hold { member, picks: Box::new(picks), caught: Rc::clone(&caught), released };
+        self.holds.borrow_mut().push(hold);
+        Held { caught, release }
+    }
+
+    fn take_hold(&self, member: MemberIndex, offset: u64, data: &[u8]) -> Option<oneshot::Receiver<()>> {
+        let mut holds = self.holds.borrow_mut();
+        let at = holds.iter().position(|hold| hold.member == usize::from(member.0) && (hold.picks)(offset, data))?;
+        let hold = holds.remove(at);
+        hold.caught.set(true);
+        Some(hold.released)
     }
 
     pub fn env(self: &Rc<Self>) -> Rc<dyn Env> {
@@ -257,6 +308,11 @@ impl World {
         self.executor.borrow_mut().take();
         self.timers.borrow_mut().clear();
         self.disks.crash(crash_seed);
+    }
+
+    /// Has the next crash lose everything that is not synced by now.
+    pub fn lose_unsynced(&self) {
+        self.disks.0.iter().for_each(|disk| disk.borrow_mut().unsynced.clear());
     }
 
     fn spawn(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
@@ -326,6 +382,10 @@ impl Env for SimEnv {
             }
             let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
             disk.reads += 1;
+            let pages = offset / PAGE..(offset + buf.len() as u64) / PAGE;
+            if disk.bad_pages.range(pages).next().is_some() {
+                return (Err(eio()), buf);
+            }
             match disk.mode {
                 Mode::Good | Mode::WriteBroken | Mode::Full => {
                     disk.read(offset, &mut buf);
@@ -355,8 +415,12 @@ impl Env for SimEnv {
             disk.unsynced.push(Unsynced { id, offset, data: buf.to_vec(), completed: false });
         }
         drop(disk);
+        let held = world.take_hold(member, offset, &buf);
         Box::pin(async move {
             let _ = world.latency().await;
+            if let Some(released) = held {
+                let _ = released.await;
+            }
             if mode == Mode::Hung || world.mode(member) == Mode::Hung {
                 world.hung.borrow_mut().push(buf);
                 return never().await;
@@ -368,7 +432,8 @@ impl Env for SimEnv {
             if !takes || !matches!(disk.mode, Mode::Good | Mode::Full) {
                 return (Err(eio()), buf);
             }
-            let Disk { current, unsynced, .. } = &mut *disk;
+            let Disk { current, unsynced, bad_pages, .. } = &mut *disk;
+            bad_pages.retain(|page| !pages.contains(page));
             if let Some(write) = unsynced.iter_mut().find(|write| write.id == id) {
                 write.completed = true;
                 Disk::put(current, offset, &write.data);
