@@ -115,7 +115,7 @@ pub const SMART_BYTES: usize = 512;
 pub struct SmartLog {
     /// Critical warnings.
     pub critical_warning: u8,
-    /// Composite temperature in K; 0 is not reported.
+    /// Composite temperature in K. Zero is a temperature too: there is no value for "not reported".
     pub temperature_k: u16,
     /// Available spare in percent.
     pub available_spare: u8,
@@ -138,6 +138,8 @@ pub struct SmartLog {
 }
 
 impl SmartLog {
+    /// Critical warning: the temperature is at or beyond a threshold.
+    pub const WARNING_TEMPERATURE: u8 = 1 << 1;
     /// Bytes in a data unit.
     pub const DATA_UNIT_BYTES: u64 = 512_000;
 

@@ -234,6 +234,11 @@ impl Features {
         Ok(FeatureReply::dword(granted.encode()))
     }
 
+    /// Whether a composite temperature is at or beyond a threshold (NVMe Base 2.0 §5.27.1.3).
+    pub fn temperature_beyond_threshold(&self, kelvin: u16) -> bool {
+        kelvin >= self.over_temperature || kelvin <= self.under_temperature
+    }
+
     fn temperature(&self, dw11: u32) -> Result<u16, Status> {
         match threshold(dw11)? {
             Threshold::Over => Ok(self.over_temperature),

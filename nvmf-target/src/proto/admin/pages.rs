@@ -11,6 +11,9 @@ use crate::wire::{Sqe, Status};
 const IO_PAGES: &[u8] =
     &[lid::SUPPORTED, lid::ERROR, lid::SMART, lid::FIRMWARE_SLOT, lid::CHANGED_NAMESPACES, lid::EFFECTS, lid::FEATURES];
 const DISCOVERY_PAGES: &[u8] = &[lid::SUPPORTED, lid::ERROR, lid::DISCOVERY];
+/// Room temperature, 25 °C, as there is no sensor. "Not reported" can't be said, zero would be read as -273 °C, and how the
+/// value is found is left to us: it "may not represent the actual temperature of any physical point" (§5.16.1.3).
+const NOMINAL_TEMPERATURE_K: u16 = 298;
 
 impl AdminController {
     pub(super) fn log_page(&mut self, sqe: &Sqe, now: Instant) -> Result<Vec<u8>, Status> {
@@ -62,7 +65,10 @@ impl AdminController {
         let counters = &self.shared.counters;
         let count = |counter: &std::sync::atomic::AtomicU64| u128::from(counter.load(Ordering::Relaxed));
         let units = |bytes: u128| bytes.div_ceil(u128::from(SmartLog::DATA_UNIT_BYTES));
+        let too_warm = self.features.temperature_beyond_threshold(NOMINAL_TEMPERATURE_K);
         SmartLog {
+            critical_warning: if too_warm { SmartLog::WARNING_TEMPERATURE } else { 0 },
+            temperature_k: NOMINAL_TEMPERATURE_K,
             available_spare: 100,
             data_units_read: units(count(&counters.read_bytes)),
             data_units_written: units(count(&counters.write_bytes)),

@@ -139,6 +139,26 @@ fn smart_and_error_logs_show_what_happened() {
     assert_eq!(both.reads(of_one, 512), Err(Status::INVALID_FIELD), "SMART isn't kept by namespace");
 }
 
+/// There is no sensor, and no value that says so: zero would be read as -273 °C. What is given is room temperature, and the
+/// host's thresholds hold for it as for any other.
+#[test]
+fn smart_gives_a_temperature_that_alarms_nobody() {
+    let mut both = Both::io();
+    let read = |both: &mut Both| {
+        let smart = both.log(lid::SMART, 0, 512).unwrap();
+        (smart[0], i32::from(u16::from_le_bytes([smart[1], smart[2]])) - 273)
+    };
+    assert_eq!(read(&mut both), (0, 25));
+    for (threshold, warned) in [(298, true), (299, false), (200, true), (0xFFFF, false)] {
+        assert_eq!(both.set(fid::TEMPERATURE_THRESHOLD, threshold).status.code(), Status::SUCCESS);
+        assert_eq!(read(&mut both).0 != 0, warned, "over-temperature threshold {threshold} K");
+    }
+    for (threshold, warned) in [(298, true), (297, false)] {
+        assert_eq!(both.set(fid::TEMPERATURE_THRESHOLD, threshold | 1 << 20).status.code(), Status::SUCCESS);
+        assert_eq!(read(&mut both).0 != 0, warned, "under-temperature threshold {threshold} K");
+    }
+}
+
 #[test]
 fn features_keep_the_rules() {
     let mut both = Both::io();
