@@ -16,7 +16,8 @@ use offload_svc::service::{self, ServiceError};
 #[derive(Debug, Parser)]
 #[command(name = "offload-svc", version)]
 struct Cli {
-    /// The configuration file (TOML). SLUICE_SECTION__KEY in the environment overrides it.
+    /// The configuration file (TOML). SLUICE_SECTION__KEY in the environment overrides it; changes made with offloadctl, kept in
+    /// service.state, come on top. Of what was changed in both, the later change holds.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Check the configuration, print the memory plan, and exit.
@@ -60,7 +61,18 @@ fn check(checked: &Checked, json: bool) -> anyhow::Result<String> {
     if json {
         return Ok(serde_json::to_string_pretty(&checked.plan)?);
     }
-    Ok(format!("{}\nthe configuration is right; it starts {} reactors", checked.plan.table(), checked.reactors))
+    let mut text =
+        format!("{}\nthe configuration is right; it starts {} reactors", checked.plan.table(), checked.reactors);
+    let changed = checked.state.changes.count();
+    if changed > 0 {
+        text += &format!("\n{changed} objects changed with offloadctl: {}", checked.state.file.display());
+    }
+    for overruled in &checked.overruled {
+        text += &format!(
+            "\n{overruled}: changed with offloadctl, and in the configuration since then: the configuration holds"
+        );
+    }
+    Ok(text)
 }
 
 fn serve(checked: Checked) -> ExitCode {

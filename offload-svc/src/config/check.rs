@@ -9,7 +9,7 @@ use std::path::Path;
 
 use tracing_subscriber::EnvFilter;
 
-use super::error::{Problem, Reason};
+use super::error::{Origin, Problem, Reason};
 use super::load::{Sources, nearest};
 use super::machine::Machine;
 use super::names::NameError;
@@ -63,10 +63,8 @@ impl Checker<'_> {
     }
 
     fn size(&mut self, path: &[&str], value: ByteSize, unit: ByteSize, min: ByteSize, max: ByteSize) {
-        if !(min..=max).contains(&value) {
-            self.report(path, Reason::SizeOutOfRange { min, max });
-        } else if !value.bytes().is_multiple_of(unit.bytes()) {
-            self.report(path, Reason::NotMultiple { unit });
+        if let Err(reason) = size(value, unit, min, max) {
+            self.report(path, reason);
         }
     }
 
@@ -241,6 +239,10 @@ impl Checker<'_> {
     fn hosts(&mut self, position: &str, subsystem: &Subsystem) {
         self.count(&["subsystem", position, "hosts"], subsystem.hosts.len(), MAX_HOSTS);
         let key = ["subsystem", position, "hosts"];
+        // One that was made at run time may get its hosts later.
+        if matches!(self.sources.origin(&key), Origin::RunTime { .. }) {
+            return;
+        }
         match (subsystem.allow_any_host, subsystem.hosts.is_empty()) {
             (true, false) => self.report(&key, Reason::HostsAndAny),
             (false, true) => self.problems.push(self.sources.problem_at_key(&key, Reason::NoHosts)),
@@ -262,11 +264,11 @@ impl Checker<'_> {
             self.range(&at("nsid"), namespace.nsid.into(), 1, MAX_NSID.into());
             if let Some(earlier) = first.insert(namespace.nsid, index) {
                 let advice = "each namespace of a subsystem has an id of its own";
-                let first = format!("subsystem[{position}].namespace[{earlier}].nsid");
+                let first = self.sources.shown(&["subsystem", position, "namespace", &earlier.to_string(), "nsid"]);
                 self.report(&at("nsid"), Reason::Duplicate { first, advice });
             }
             // The same bytes under two names would have two UUIDs, or one UUID twice in a host (H50).
-            let shown = format!("subsystem[{position}].namespace[{place}].backend");
+            let shown = self.sources.shown(&at("backend"));
             if !matches!(namespace.backend, BackendSpec::Mem(_))
                 && let Some(first) = backends.insert(&namespace.backend, shown)
             {
@@ -290,8 +292,9 @@ impl Checker<'_> {
                 }
             }
             BackendSpec::Mem(size) => {
-                let unit = ByteSize(namespace.block_size.unwrap_or(BlockSize::B4096).bytes().into());
-                self.size(backend, *size, unit, ByteSize::mib(1), ByteSize(1 << 50));
+                if let Err(reason) = memory_size(*size, namespace.block_size) {
+                    self.report(backend, reason);
+                }
             }
             BackendSpec::File(path) => match std::fs::metadata(path) {
                 Ok(found) if found.file_type().is_file() => {}
@@ -311,7 +314,8 @@ impl Checker<'_> {
             self.range(&["listener", &position, "port"], listener.port.into(), 1, 65_535);
             if let Some(earlier) = first.insert((&listener.address, listener.port), index) {
                 let advice = "each listener has an address and port of its own";
-                let reason = Reason::Duplicate { first: format!("listener[{earlier}]"), advice };
+                let reason =
+                    Reason::Duplicate { first: self.sources.shown(&["listener", &earlier.to_string()]), advice };
                 self.report(&["listener", &position, "address"], reason);
             }
             if let Err(error) = listener.address.socket(listener.port) {
@@ -325,6 +329,22 @@ impl Checker<'_> {
             self.problems.push(self.sources.problem_at_key(path, Reason::TooMany { have, max }));
         }
     }
+}
+
+fn size(value: ByteSize, unit: ByteSize, min: ByteSize, max: ByteSize) -> Result<(), Reason> {
+    if !(min..=max).contains(&value) {
+        Err(Reason::SizeOutOfRange { min, max })
+    } else if !value.bytes().is_multiple_of(unit.bytes()) {
+        Err(Reason::NotMultiple { unit })
+    } else {
+        Ok(())
+    }
+}
+
+/// The size of a `mem:` namespace: the rule of the configuration and of changes at run time.
+pub fn memory_size(value: ByteSize, block_size: Option<BlockSize>) -> Result<(), Reason> {
+    let unit = ByteSize(block_size.unwrap_or(BlockSize::B4096).bytes().into());
+    size(value, unit, ByteSize::mib(1), ByteSize(1 << 50))
 }
 
 /// A volume that a namespace names but that neither the configuration nor the pool has.

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use super::names::NameError;
 use super::plan::Shortage;
+use super::state::StateError;
 use super::values::ByteSize;
 
 /// A configuration that can't be used: every problem found.
@@ -35,6 +36,9 @@ pub enum ConfigError {
     /// What stands in it is wrong.
     #[error("{}", Lines(.0))]
     Invalid(Vec<Problem>),
+    /// The changes made at run time can't be used.
+    #[error("service.state: {0}")]
+    State(#[from] StateError),
 }
 
 impl ConfigError {
@@ -42,7 +46,7 @@ impl ConfigError {
     pub fn problems(&self) -> &[Problem] {
         match self {
             Self::Invalid(problems) => problems,
-            Self::Read { .. } | Self::NotText { .. } => &[],
+            Self::Read { .. } | Self::NotText { .. } | Self::State(_) => &[],
         }
     }
 }
@@ -107,6 +111,11 @@ pub enum Origin {
         /// Its name.
         variable: String,
     },
+    /// Changed at run time.
+    RunTime {
+        /// The state file.
+        file: PathBuf,
+    },
 }
 
 impl fmt::Display for Origin {
@@ -115,6 +124,7 @@ impl fmt::Display for Origin {
             Self::Line { file, line } => write!(f, "{}:{line}", file.display()),
             Self::File { file } => write!(f, "{}", file.display()),
             Self::Environment { variable } => write!(f, "environment {}", variable.escape_debug()),
+            Self::RunTime { file } => write!(f, "{} (changes made with offloadctl)", file.display()),
         }
     }
 }
@@ -285,6 +295,12 @@ pub enum Reason {
     /// No host may ever connect.
     #[error("no host may connect: list host NQNs in hosts or set allow_any_host = true")]
     NoHosts,
+    /// A volume can't become what is asked for.
+    #[error("the volume has {has}, which stays as it was made: set it back, or make another volume and copy the data")]
+    VolumeKeeps {
+        /// What it has.
+        has: String,
+    },
     /// A list of hosts that means nothing.
     #[error("allow_any_host lets every host in: remove one of the two")]
     HostsAndAny,

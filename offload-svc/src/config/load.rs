@@ -14,7 +14,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, Origin, Problem, Reason};
-use super::schema::Config;
+use super::objects::Objects;
+use super::schema::{Config, Subsystem};
 
 const PREFIX: &str = "SLUICE_";
 const SEPARATOR: &str = "__";
@@ -35,6 +36,7 @@ pub struct Sources {
     text: String,
     merged: Dict,
     variables: Vec<(String, Vec<String>)>,
+    changes: Option<ChangedPlaces>,
 }
 
 /// Loads `file` and then what `environment` sets.
@@ -66,7 +68,7 @@ pub fn parse(
         .merge(Toml::string(&text))
         .merge(overrides.clone());
     let merged = figment.extract::<Dict>().unwrap_or_default();
-    let sources = Sources { file: file.to_owned(), text, merged, variables: overrides.variables() };
+    let sources = Sources { file: file.to_owned(), text, merged, variables: overrides.variables(), changes: None };
     match figment.extract::<Config>() {
         Ok(config) => Ok(Loaded { config, sources }),
         Err(error) => Err(ConfigError::Invalid(error.into_iter().map(|e| problem(&sources, e)).collect())),
@@ -115,34 +117,88 @@ impl Sources {
 
     /// A problem with the key itself.
     pub fn problem_at_key(&self, path: &[impl AsRef<str>], reason: Reason) -> Problem {
-        Problem { origin: self.origin(path), key: show_path(path), value: None, reason }
+        Problem { origin: self.origin(path), key: self.shown(path), value: None, reason }
+    }
+
+    /// The same for the objects that run in place of the `configured` ones; `file` holds the changes. Paths are then the
+    /// running objects'.
+    pub fn with_changes(self, configured: &Objects, running: &Config, file: &Path) -> Self {
+        Self { changes: Some(ChangedPlaces::of(configured, running, file)), ..self }
+    }
+
+    /// How a message names `path`.
+    pub fn shown(&self, path: &[impl AsRef<str>]) -> String {
+        match self.place(path) {
+            Place::Configured(path) => show_path(&path),
+            Place::RunTime(name) => name,
+        }
+    }
+
+    fn place(&self, path: &[impl AsRef<str>]) -> Place {
+        let path: Vec<&str> = path.iter().map(AsRef::as_ref).collect();
+        match &self.changes {
+            Some(changes) => changes.place(&path),
+            None => Place::Configured(path.into_iter().map(str::to_owned).collect()),
+        }
     }
 
     /// Where the value at `path`, or else the innermost thing around it that was written down, stands.
     pub fn origin(&self, path: &[impl AsRef<str>]) -> Origin {
-        let set = |names: &[String]| names.len() <= path.len() && names.iter().zip(path).all(|(a, b)| a == b.as_ref());
-        if let Some((variable, _)) = self.variables.iter().find(|(_, names)| set(names)) {
-            return Origin::Environment { variable: variable.clone() };
-        }
-        let offset = DeTable::parse(&self.text).ok().and_then(|table| offset_of(&table, path));
-        match offset {
-            Some(offset) => Origin::Line { file: self.file.clone(), line: line_of(&self.text, offset) },
-            None => Origin::File { file: self.file.clone() },
+        match (self.place(path), &self.changes) {
+            (Place::RunTime(_), Some(changes)) => Origin::RunTime { file: changes.file.clone() },
+            (Place::RunTime(_), None) => Origin::File { file: self.file.clone() },
+            (Place::Configured(path), _) => self.origin_in_file(&path).0,
         }
     }
 
-    fn value(&self, path: &[impl AsRef<str>]) -> Option<String> {
-        let (first, rest) = path.split_first()?;
-        let mut value = self.merged.get(first.as_ref())?;
-        for step in rest {
-            value = match value {
-                Value::Dict(_, dict) => dict.get(step.as_ref())?,
-                Value::Array(_, items) => items.get(step.as_ref().parse::<usize>().ok()?)?,
-                _ => return None,
-            };
+    /// Where the value at `path` was set; none if it is the default.
+    pub fn origin_of_value(&self, path: &[impl AsRef<str>]) -> Option<Origin> {
+        match self.place(path) {
+            Place::RunTime(_) => Some(self.origin(path)),
+            Place::Configured(path) => match self.origin_in_file(&path) {
+                (origin, true) => Some(origin),
+                (_, false) => None,
+            },
         }
-        show_value(value)
     }
+
+    /// Where it stands, and whether it itself does or only something around it.
+    fn origin_in_file(&self, path: &[String]) -> (Origin, bool) {
+        let set = |names: &[String]| names.len() <= path.len() && names.iter().zip(path).all(|(a, b)| a == b);
+        if let Some((variable, _)) = self.variables.iter().find(|(_, names)| set(names)) {
+            return (Origin::Environment { variable: variable.clone() }, true);
+        }
+        let found = DeTable::parse(&self.text).ok().and_then(|table| offset_of(&table, path));
+        match found {
+            Some((offset, depth)) => {
+                let origin = Origin::Line { file: self.file.clone(), line: line_of(&self.text, offset) };
+                (origin, depth == path.len())
+            }
+            None => (Origin::File { file: self.file.clone() }, false),
+        }
+    }
+
+    /// The value as it was given.
+    fn value(&self, path: &[impl AsRef<str>]) -> Option<String> {
+        match (self.place(path), &self.changes) {
+            (Place::Configured(path), _) => value_in(&self.merged, &path),
+            (Place::RunTime(_), Some(changes)) => value_in(&changes.values, path),
+            (Place::RunTime(_), None) => None,
+        }
+    }
+}
+
+fn value_in(root: &Dict, path: &[impl AsRef<str>]) -> Option<String> {
+    let (first, rest) = path.split_first()?;
+    let mut value = root.get(first.as_ref())?;
+    for step in rest {
+        value = match value {
+            Value::Dict(_, dict) => dict.get(step.as_ref())?,
+            Value::Array(_, items) => items.get(step.as_ref().parse::<usize>().ok()?)?,
+            _ => return None,
+        };
+    }
+    show_value(value)
 }
 
 fn show_value(value: &Value) -> Option<String> {
@@ -159,8 +215,128 @@ fn show_value(value: &Value) -> Option<String> {
     }
 }
 
+/// Which of the running objects stand in the configuration, and where.
+#[derive(Debug, Clone)]
+struct ChangedPlaces {
+    file: PathBuf,
+    running: Objects,
+    /// The running configuration's values.
+    values: Dict,
+    volumes: Vec<Option<usize>>,
+    subsystems: Vec<SubsystemPlaces>,
+    listeners: Vec<Option<usize>>,
+}
+
+#[derive(Debug, Clone)]
+struct SubsystemPlaces {
+    /// Of one that runs as it is configured but for hosts and namespaces.
+    itself: Option<usize>,
+    /// Its hosts are the configured ones.
+    same_hosts: bool,
+    hosts: Vec<Option<usize>>,
+    namespaces: Vec<Option<usize>>,
+}
+
+/// What a path of the running objects leads to.
+enum Place {
+    /// The path in the configuration.
+    Configured(Vec<String>),
+    /// A change, by its name.
+    RunTime(String),
+}
+
+fn places<T: PartialEq>(running: &[T], configured: &[T]) -> Vec<Option<usize>> {
+    running.iter().map(|thing| configured.iter().position(|other| other == thing)).collect()
+}
+
+impl ChangedPlaces {
+    fn of(configured: &Objects, in_effect: &Config, file: &Path) -> Self {
+        let running = Objects::of(in_effect);
+        let subsystem = |subsystem: &Subsystem| {
+            let all = configured.subsystems.iter().enumerate();
+            let there = all.clone().find(|(_, other)| other.nqn == subsystem.nqn);
+            let same = |other: &Subsystem| {
+                (&other.serial, other.allow_any_host) == (&subsystem.serial, subsystem.allow_any_host)
+            };
+            SubsystemPlaces {
+                itself: there.filter(|(_, other)| same(other)).map(|(index, _)| index),
+                same_hosts: there.is_some_and(|(_, other)| other.hosts == subsystem.hosts),
+                hosts: places(&subsystem.hosts, there.map_or(&[], |(_, other)| &other.hosts)),
+                namespaces: places(&subsystem.namespaces, there.map_or(&[], |(_, other)| &other.namespaces)),
+            }
+        };
+        Self {
+            file: file.to_owned(),
+            volumes: places(&running.volumes, &configured.volumes),
+            subsystems: running.subsystems.iter().map(subsystem).collect(),
+            listeners: places(&running.listeners, &configured.listeners),
+            values: Value::serialize(in_effect).ok().and_then(Value::into_dict).unwrap_or_default(),
+            running,
+        }
+    }
+
+    fn place(&self, path: &[&str]) -> Place {
+        let mut steps: Vec<String> = path.iter().map(|step| (*step).to_owned()).collect();
+        let number = |at: usize| path.get(at).and_then(|step| step.parse::<usize>().ok());
+        let (Some(first), Some(index)) = (path.first(), number(1)) else { return Place::Configured(steps) };
+        let mut put = |at: usize, place: Option<usize>| match (place, steps.get_mut(at)) {
+            (Some(index), Some(step)) => {
+                *step = index.to_string();
+                true
+            }
+            _ => false,
+        };
+        let there = match *first {
+            "volume" => put(1, self.volumes.get(index).copied().flatten()),
+            "listener" => put(1, self.listeners.get(index).copied().flatten()),
+            "subsystem" => {
+                let Some(places) = self.subsystems.get(index) else { return Place::Configured(steps) };
+                let itself = put(1, places.itself);
+                match (path.get(2), number(3)) {
+                    (Some(&"namespace"), Some(inner)) => {
+                        itself && put(3, places.namespaces.get(inner).copied().flatten())
+                    }
+                    (Some(&"hosts"), Some(inner)) => itself && put(3, places.hosts.get(inner).copied().flatten()),
+                    (Some(&"hosts"), None) => itself && places.same_hosts,
+                    _ => itself,
+                }
+            }
+            _ => true,
+        };
+        if there {
+            Place::Configured(steps)
+        } else {
+            Place::RunTime(self.name(first, index, path.get(2..).unwrap_or(&[])))
+        }
+    }
+
+    fn name(&self, kind: &str, index: usize, rest: &[&str]) -> String {
+        let running = &self.running;
+        let (name, rest) = match kind {
+            "volume" => (running.volumes.get(index).map(|volume| format!("volume {}", volume.name)), rest),
+            "listener" => {
+                (running.listeners.get(index).map(|l| format!("listener {}", l.address.with_port(l.port))), rest)
+            }
+            _ => {
+                let subsystem = running.subsystems.get(index);
+                let inner = rest
+                    .get(1)
+                    .and_then(|step| step.parse::<usize>().ok())
+                    .filter(|_| rest.first() == Some(&"namespace"));
+                let namespace = inner.and_then(|inner| subsystem?.namespaces.get(inner));
+                let named = |nsid: u32| format!(" namespace {nsid}");
+                let inner = namespace.map(|namespace| named(namespace.nsid)).unwrap_or_default();
+                let rest = if inner.is_empty() { rest } else { rest.get(2..).unwrap_or(&[]) };
+                (subsystem.map(|subsystem| format!("subsystem {}{inner}", subsystem.nqn)), rest)
+            }
+        };
+        let name = name.unwrap_or_else(|| kind.to_owned());
+        if rest.is_empty() { name } else { format!("{name}: {}", show_path(rest)) }
+    }
+}
+
 /// `pool.members[3]`; a part of one of several tables reads `subsystem[0].namespace[1].nsid`.
-fn show_path(path: &[impl AsRef<str>]) -> String {
+pub fn show_path(path: &[impl AsRef<str>]) -> String {
     let mut shown = String::new();
     for step in path.iter().map(AsRef::as_ref) {
         if !step.is_empty() && step.bytes().all(|b| b.is_ascii_digit()) {
@@ -173,21 +349,22 @@ fn show_path(path: &[impl AsRef<str>]) -> String {
     shown
 }
 
-fn offset_of(root: &Spanned<DeTable<'_>>, path: &[impl AsRef<str>]) -> Option<usize> {
+/// The offset of the innermost part of `path` that is there, and how many steps lead to it.
+fn offset_of(root: &Spanned<DeTable<'_>>, path: &[String]) -> Option<(usize, usize)> {
     let mut found = None;
     let mut table = Some(root.get_ref());
     let mut array = None;
-    for step in path.iter().map(AsRef::as_ref) {
+    for (depth, step) in path.iter().map(String::as_str).enumerate() {
         let value: &Spanned<DeValue<'_>> = match (table, array) {
             (Some(inner), _) => {
                 let Some((key, value)) = inner.iter().find(|(key, _)| key.get_ref().as_ref() == step) else { break };
-                found = Some(key.span().start);
+                found = Some((key.span().start, depth + 1));
                 value
             }
             (None, Some(items)) => {
                 let items: &toml::de::DeArray<'_> = items;
                 let Some(value) = step.parse::<usize>().ok().and_then(|index| items.get(index)) else { break };
-                found = Some(value.span().start);
+                found = Some((value.span().start, depth + 1));
                 value
             }
             (None, None) => break,

@@ -3,7 +3,7 @@
 //! Owns names and defaults; `configs/example.toml` documents them and a test keeps the two together. Must not know
 //! what a key is used for. Invariant: no secret ever stands in a configuration, only the path of a key file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,9 @@ pub struct Config {
 pub struct Service {
     /// Unix socket of the management API.
     pub socket: PathBuf,
+    /// The changes made at run time; beside the socket where it is left out ([`Service::state_file`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<PathBuf>,
     /// What to log, in tracing's filter syntax.
     pub log: String,
     /// How log lines look.
@@ -58,11 +61,25 @@ impl Default for Service {
     fn default() -> Self {
         Self {
             socket: PathBuf::from("/run/sluice/control.sock"),
+            state: None,
             log: "info".to_owned(),
             log_format: LogFormat::Text,
             drain_timeout_ms: 10_000,
             memory: ByteSize(0),
         }
+    }
+}
+
+impl Service {
+    /// Where the changes made at run time are kept. The default is the socket's path with the ending `.state.toml`, so that
+    /// each service has its own; what would stand in /run, which a reboot empties, stands in /var/lib.
+    pub fn state_file(&self) -> PathBuf {
+        if let Some(file) = &self.state {
+            return file.clone();
+        }
+        let beside = self.socket.with_extension("state.toml");
+        let volatile = ["/run", "/var/run"].iter().find_map(|run| beside.strip_prefix(run).ok());
+        volatile.map_or_else(|| beside.clone(), |rest| Path::new("/var/lib").join(rest))
     }
 }
 

@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use super::machine::{FoundMemory, MemoryBound};
 use super::values::{BackendSpec, ByteSize, CpuList};
@@ -22,7 +23,7 @@ fn load_text(text: &str, environment: &[(&str, &str)]) -> Result<Checked, Config
 fn load_on(text: &str, environment: &[(&str, &str)], machine: &Machine) -> Result<Checked, ConfigError> {
     let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let loaded = load::parse(Path::new("t.toml"), text.to_owned(), environment)?;
-    checked(loaded, machine)
+    checked(loaded, State::read(Path::new("/nonexistent/state.toml"))?, machine)
 }
 
 fn errors(text: &str) -> String {
@@ -168,6 +169,47 @@ fn h50_the_same_bytes_are_never_two_namespaces() {
     );
 }
 
+fn load_changed(text: &str, then: &str, ran: &str) -> Result<Checked, ConfigError> {
+    let objects = |text: &str| toml::from_str::<objects::Objects>(text).unwrap();
+    let (configured, running) = objects::Objects::differences(&objects(then), &objects(ran));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.toml");
+    state::Prepared::write(&file, &merge::Changes { configured, running }).unwrap().commit().unwrap();
+    let loaded = load::parse(Path::new("t.toml"), text.to_owned(), [])?;
+    let mut state = State::read(&file).unwrap();
+    state.file = PathBuf::from("state.toml");
+    checked(loaded, state, &machine())
+}
+
+#[test]
+fn what_is_wrong_with_a_change_is_said_of_the_change_and_of_the_rest_by_its_line() {
+    let one = "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true\n";
+    let two = "[[subsystem.namespace]]\nnsid = 2\nbackend = \"file:/nonexistent/b\"\n";
+    let other = "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:b\"\nhosts = [\"nqn.2026-11.io.example:h\"]\n";
+    let first = "[[subsystem.namespace]]\nnsid = 1\nbackend = \"file:/nonexistent/a\"\n";
+    // The first one was removed, the other one has a namespace more, and one came that has no hosts yet.
+    let configured = format!("{other}{one}{first}");
+    let added = "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:c\"\n";
+    let ran = format!("{one}{first}{two}{added}");
+    let error = load_changed(&configured, &configured, &ran).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "t.toml:9: subsystem[1].namespace[0].backend: file:/nonexistent/a: No such file or directory (os error 2)\n\
+         state.toml (changes made with offloadctl): subsystem nqn.2026-11.io.example:a namespace 2: backend: \
+         file:/nonexistent/b: No such file or directory (os error 2)"
+    );
+    let origin =
+        |checked: &Checked, path: &[&str]| checked.sources.origin_of_value(path).map(|origin| origin.to_string());
+    let (one, first) = (format!("{one}{}", first.replace("file:/nonexistent/a", "mem:1MiB")), "");
+    let changed = load_changed(&one, &one, &format!("{one}[[listener]]\naddress = \"::1\"\n{first}")).unwrap();
+    assert_eq!(origin(&changed, &["subsystem", "0", "namespace", "0", "backend"]).as_deref(), Some("t.toml:6"));
+    assert_eq!(
+        origin(&changed, &["listener", "0", "port"]).as_deref(),
+        Some("state.toml (changes made with offloadctl)")
+    );
+    assert_eq!(origin(&changed, &["limits", "hosts"]), None, "a default");
+}
+
 #[test]
 fn h155_limits_are_named() {
     let mut text = "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true\n".to_owned();
@@ -220,7 +262,7 @@ fn keys(value: &toml::Value, path: &str, found: &mut BTreeSet<String>) {
 #[test]
 fn h151_the_example_has_every_key_with_its_default() {
     let mut shown: toml::Table = EXAMPLE.parse().unwrap();
-    let uncommented = EXAMPLE.replace("# cpus = ", "cpus = ");
+    let uncommented = EXAMPLE.replace("# cpus = ", "cpus = ").replace("# state = ", "state = ");
     let mut in_example = BTreeSet::new();
     keys(&toml::Value::Table(uncommented.parse().unwrap()), "", &mut in_example);
     let many = Machine { cpus: (0..9).collect(), ..machine() };

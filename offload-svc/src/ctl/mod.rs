@@ -3,6 +3,7 @@
 //! Owns commands, what they send, and exit codes. Must not know how the service works. Invariant: with `--json` the answer
 //! goes to stdout as the service gave it, number for number; errors go to stderr with a non-zero exit code.
 
+mod configuration;
 mod show;
 
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use crate::config::names::{Nqn, Serial, VolumeName};
 use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression};
 use crate::manage::client::{Client, ClientError};
 use crate::manage::request;
-use crate::manage::view::{Listener, Subsystem, Volume};
+use crate::manage::view::{Configuration, Listener, Subsystem, Volume};
 
 /// The service refused.
 const EXIT_REFUSED: u8 = 1;
@@ -60,8 +61,15 @@ enum Command {
     Listener(ListenerCommand),
     /// Metrics in the OpenMetrics text format.
     Metrics,
-    /// The configuration in effect, as TOML.
-    Config,
+    /// The configuration in effect, as TOML, and where each value comes from.
+    ///
+    /// A value's origin is `default`, the file and line, the environment, `offloadctl` (changed while the service ran), or
+    /// `pool` (a volume that the configuration doesn't have, or has otherwise). The output can be used as a configuration file.
+    Config {
+        /// Without the origins.
+        #[arg(long)]
+        plain: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -236,7 +244,9 @@ async fn answer(cli: &Cli) -> Result<String, ClientError> {
         Command::Host(command) => host(&client, command).await,
         Command::Listener(command) => listener(&client, command).await,
         Command::Metrics => client.text("/v1/metrics").await,
-        Command::Config => client.text("/v1/config").await,
+        Command::Config { plain } => {
+            client.show("/v1/config", |config: &Configuration| configuration::text(config, *plain)).await
+        }
     }
 }
 

@@ -77,8 +77,8 @@ pub trait Control: Send + Sync + 'static {
     fn subsystems(&self) -> Vec<view::Subsystem>;
     /// Where the service listens.
     fn listeners(&self) -> Vec<view::Listener>;
-    /// The configuration in effect, as TOML, without secrets.
-    fn config(&self) -> String;
+    /// The configuration in effect and where it comes from; no secrets.
+    fn config(&self) -> view::Configuration;
     /// Metrics in Prometheus' text format.
     fn metrics(&self) -> String;
     /// Makes a volume.

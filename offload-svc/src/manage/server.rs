@@ -206,8 +206,8 @@ fn router(control: Shared) -> Router {
         .route("/v1/volumes", get(|State(c): State<Shared>| async move { json(c.volumes()) }))
         .route("/v1/subsystems", get(|State(c): State<Shared>| async move { json(Ok(c.subsystems())) }))
         .route("/v1/listeners", get(|State(c): State<Shared>| async move { json(Ok(c.listeners())) }))
-        .route("/v1/config", get(|State(c): State<Shared>| async move { text("application/toml", c.config()) }))
-        .route("/v1/metrics", get(|State(c): State<Shared>| async move { text(METRICS_TYPE, c.metrics()) }))
+        .route("/v1/config", get(|State(c): State<Shared>| async move { json(Ok(c.config())) }))
+        .route("/v1/metrics", get(|State(c): State<Shared>| async move { text(c.metrics()) }))
         .route("/v1/volume/create", change(|c, body| c.create_volume(body)))
         .route("/v1/volume/delete", change(|c, body| c.delete_volume(body)))
         .route("/v1/volume/resize", change(|c, body| c.resize_volume(body)))
@@ -276,8 +276,8 @@ fn json<T: Serialize>(answer: Result<T, Refusal>) -> Response {
     }
 }
 
-fn text(content_type: &'static str, body: String) -> Response {
-    ([(header::CONTENT_TYPE, content_type)], body).into_response()
+fn text(body: String) -> Response {
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], body).into_response()
 }
 
 fn refuse(refusal: Refusal) -> Response {

@@ -46,8 +46,8 @@ impl Control for Fake {
     fn listeners(&self) -> Vec<view::Listener> {
         Vec::new()
     }
-    fn config(&self) -> String {
-        "[service]\n".into()
+    fn config(&self) -> view::Configuration {
+        view::Configuration::default()
     }
     fn metrics(&self) -> String {
         metrics::render(metrics::Snapshot::default())

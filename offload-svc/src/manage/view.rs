@@ -3,7 +3,11 @@
 //! Owns the shape of the answers: numbers are exact, sizes in bytes, times in the unit of their name. Must not know how they
 //! are shown. Invariant: a field, once there, keeps its name and meaning.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
 
 /// `GET /v1/status`
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -304,6 +308,18 @@ pub struct Controller {
     pub write_bytes: u64,
     /// Commands that ended with a media error.
     pub media_errors: u64,
+}
+
+/// `GET /v1/config`
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// What is in effect: defaults, file, environment, changes made at run time, and the pool's volumes as they are.
+    pub config: Config,
+    /// Where each value comes from, by its key, such as `subsystem[0].namespace[1].backend`: `default`, `FILE:LINE`,
+    /// `environment NAME`, `offloadctl`, `pool`.
+    pub origins: BTreeMap<String, String>,
+    /// Where the changes made at run time are kept.
+    pub state_file: String,
 }
 
 /// One listener.

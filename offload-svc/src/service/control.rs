@@ -6,11 +6,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, ready};
+use futures::future::BoxFuture;
 use nvmf_target::target::TargetError;
 
-use super::live::{Live, OpenError};
+use super::changes::ChangeError;
+use super::configuration;
+use super::live::{ChangeRefused, Live, OpenError, ReleaseError};
 use super::views;
+use crate::config::schema::{Listener, Namespace, Subsystem};
 use crate::manage::request::{
     HostRequest, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
     VolumeRemoval, VolumeRequest, VolumeResize,
@@ -20,12 +23,6 @@ use crate::pool::{CheckpointError, VolumeError, VolumeSpec};
 
 /// See the module.
 pub(super) struct ServiceControl(pub(super) Arc<Live>);
-
-impl ServiceControl {
-    fn now(&self, change: impl FnOnce(&Live) -> Result<(), TargetError>) -> BoxFuture<'static, Result<(), Refusal>> {
-        ready(change(&self.0).map_err(target_refusal)).boxed()
-    }
-}
 
 impl Control for ServiceControl {
     fn status(&self) -> view::Status {
@@ -48,9 +45,8 @@ impl Control for ServiceControl {
         views::listeners(&self.0.target().snapshot())
     }
 
-    fn config(&self) -> String {
-        // Every type of the schema has a TOML form; a test dumps them all.
-        toml::to_string(self.0.config()).unwrap_or_default()
+    fn config(&self) -> view::Configuration {
+        configuration::configuration(&self.0)
     }
 
     fn metrics(&self) -> String {
@@ -78,13 +74,11 @@ impl Control for ServiceControl {
     fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>> {
         let live = Arc::clone(&self.0);
         async move {
-            let name = request.name.as_str();
             let pool = live.storage().ok_or_else(no_pool)?.pool();
-            if let Some((nqn, nsid)) = live.server_of(name) {
-                let message = format!("volume {name}: namespace {nsid} of {nqn} serves it: remove that first");
-                return Err(Refusal { kind: RefusalKind::Conflict, message });
-            }
-            pool.delete_volume(name).await.map_err(volume_refusal)
+            live.release_volume(&request.name).await.map_err(release_refusal)?;
+            let deleted = pool.delete_volume(request.name.as_str()).await;
+            live.ledger().left(request.name.as_str());
+            deleted.map_err(volume_refusal)
         }
         .boxed()
     }
@@ -95,29 +89,32 @@ impl Control for ServiceControl {
             let name = request.name.as_str();
             let pool = live.storage().ok_or_else(no_pool)?.pool();
             let resized = pool.resize_volume(name, request.size.bytes()).await.map_err(volume_refusal)?;
-            if let Some((nqn, nsid)) = live.server_of(name)
+            if let Some((nqn, nsid)) = live.ledger().server_of(name)
                 && let Err(error) = live.target().namespace_resized(&nqn, nsid)
             {
                 // Removed in this very moment: then nobody is there to be told.
                 tracing::debug!(%error, volume = name, "hosts not told of the new size");
             }
+            live.volume_resized(&request.name, request.size).await.map_err(change_refusal)?;
             Ok(views::volume(&live, &resized))
         }
         .boxed()
     }
 
     fn add_subsystem(&self, request: SubsystemRequest) -> BoxFuture<'static, Result<(), Refusal>> {
-        self.now(|live| {
-            let serial = request.serial.as_ref().map(|serial| serial.as_str());
-            let hosts: Vec<&str> = request.hosts.iter().map(|host| host.as_str()).collect();
-            live.add_subsystem(request.nqn.as_str(), serial, request.allow_any_host, &hosts)
-        })
+        let live = Arc::clone(&self.0);
+        async move {
+            let SubsystemRequest { nqn, serial, allow_any_host, hosts } = request;
+            let subsystem = Subsystem { nqn, serial, allow_any_host, hosts, namespaces: Vec::new() };
+            live.add_subsystem(subsystem).await.map_err(refusal)
+        }
+        .boxed()
     }
 
     fn remove_subsystem(&self, request: SubsystemRemoval) -> BoxFuture<'static, Result<(), Refusal>> {
-        let removed = self.0.remove_subsystem(request.nqn.as_str());
+        let live = Arc::clone(&self.0);
         async move {
-            let departing = removed.map_err(target_refusal)?;
+            let departing = live.remove_subsystem(&request.nqn).await.map_err(refusal)?;
             // Its name is gone already; only the last commands of its hosts are waited for.
             departing.wait(CALL_LIMIT / 2).await.map_err(target_refusal)
         }
@@ -127,35 +124,40 @@ impl Control for ServiceControl {
     fn add_namespace(&self, request: NamespaceRequest) -> BoxFuture<'static, Result<(), Refusal>> {
         let live = Arc::clone(&self.0);
         async move {
-            let nqn = request.nqn.as_str();
-            let added = live.add_namespace(nqn, request.nsid, &request.backend, request.block_size).await;
-            added.map_err(open_refusal)
+            let NamespaceRequest { nqn, nsid, backend, block_size } = request;
+            live.add_namespace(&nqn, Namespace { nsid, backend, block_size }).await.map_err(open_refusal)
         }
         .boxed()
     }
 
     fn remove_namespace(&self, request: NamespaceRemoval) -> BoxFuture<'static, Result<(), Refusal>> {
-        self.now(|live| live.remove_namespace(request.nqn.as_str(), request.nsid))
+        let live = Arc::clone(&self.0);
+        async move { live.remove_namespace(&request.nqn, request.nsid).await.map_err(refusal) }.boxed()
     }
 
     fn allow_host(&self, request: HostRequest) -> BoxFuture<'static, Result<(), Refusal>> {
-        self.now(|live| live.target().allow_host(request.nqn.as_str(), request.host.as_str()))
+        let live = Arc::clone(&self.0);
+        async move { live.allow_host(&request.nqn, &request.host).await.map_err(refusal) }.boxed()
     }
 
     fn deny_host(&self, request: HostRequest) -> BoxFuture<'static, Result<(), Refusal>> {
-        self.now(|live| live.target().disallow_host(request.nqn.as_str(), request.host.as_str()))
+        let live = Arc::clone(&self.0);
+        async move { live.deny_host(&request.nqn, &request.host).await.map_err(refusal) }.boxed()
     }
 
     fn add_listener(&self, request: ListenerRequest) -> BoxFuture<'static, Result<(), Refusal>> {
-        let done = socket(&request)
-            .and_then(|address| self.0.target().add_listener(address).map(drop).map_err(target_refusal));
-        ready(done).boxed()
+        let live = Arc::clone(&self.0);
+        async move {
+            let address = socket(&request)?;
+            let listener = Listener { address: request.address, port: request.port };
+            live.add_listener(listener, address).await.map_err(refusal)
+        }
+        .boxed()
     }
 
     fn remove_listener(&self, request: ListenerRequest) -> BoxFuture<'static, Result<(), Refusal>> {
-        let done =
-            socket(&request).and_then(|address| self.0.target().remove_listener(address).map_err(target_refusal));
-        ready(done).boxed()
+        let live = Arc::clone(&self.0);
+        async move { live.remove_listener(socket(&request)?).await.map_err(refusal) }.boxed()
     }
 }
 
@@ -169,6 +171,28 @@ fn socket(request: &ListenerRequest) -> Result<SocketAddr, Refusal> {
 
 fn no_pool() -> Refusal {
     Refusal::new(RefusalKind::NotFound, "there is no pool: list its members in pool.members of the configuration")
+}
+
+fn refusal(error: ChangeRefused) -> Refusal {
+    match error {
+        ChangeRefused::Target(error) => target_refusal(error),
+        ChangeRefused::Change(error) => change_refusal(error),
+    }
+}
+
+fn release_refusal(error: ReleaseError) -> Refusal {
+    match error {
+        ReleaseError::Served { .. } | ReleaseError::Leaving { .. } => Refusal::new(RefusalKind::Conflict, error),
+        ReleaseError::Change(error) => change_refusal(error),
+    }
+}
+
+fn change_refusal(error: ChangeError) -> Refusal {
+    let kind = match error {
+        ChangeError::NotMade(_) | ChangeError::NotKept(_) => RefusalKind::Unavailable,
+        ChangeError::Bug => RefusalKind::Internal,
+    };
+    Refusal::new(kind, error)
 }
 
 fn target_refusal(error: TargetError) -> Refusal {
@@ -206,6 +230,10 @@ fn volume_refusal(error: VolumeError) -> Refusal {
 fn open_refusal(error: OpenError) -> Refusal {
     match error {
         OpenError::Target(error) => target_refusal(error),
+        OpenError::Change(error) => change_refusal(error),
+        OpenError::Taken { .. } => Refusal::new(RefusalKind::Conflict, error),
+        OpenError::Memory(_) => Refusal::new(RefusalKind::NoSpace, error),
+        OpenError::Size { .. } => Refusal::new(RefusalKind::Invalid, error),
         OpenError::Plain(error) => Refusal::new(RefusalKind::Invalid, format!("backend: {error}")),
         OpenError::NoVolume { .. } | OpenError::NoPool { .. } => Refusal::new(RefusalKind::NotFound, error),
         OpenError::BlockSizeOfVolume => Refusal::new(RefusalKind::Invalid, error),

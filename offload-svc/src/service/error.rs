@@ -8,9 +8,11 @@ use std::path::PathBuf;
 
 use nvmf_target::target::TargetError;
 
+use super::changes::ChangeError;
 use super::live::OpenError;
 use super::storage::{CloseError, StorageError};
 use crate::config::ConfigError;
+use crate::config::state::StateError;
 use crate::manage::server::BindError;
 use crate::reactor::{ReactorFailure, StartError, TooLittleForBuffers};
 use crate::stages::keys::ProtectError;
@@ -49,6 +51,12 @@ pub enum ServiceError {
         /// Why.
         source: io::Error,
     },
+    /// The changes made at run time.
+    #[error("service.state: {0}")]
+    State(#[from] StateError),
+    /// They can't be kept.
+    #[error("service.state: {0}")]
+    Change(#[from] ChangeError),
     /// The management socket.
     #[error(transparent)]
     Socket(#[from] BindError),
@@ -62,10 +70,10 @@ pub enum ServiceError {
     #[error(transparent)]
     Storage(#[from] StorageError),
     /// A listener's address is taken or not ours.
-    #[error("listener[{index}]: {endpoint}: {source}: stop what listens there, or change the address or port")]
+    #[error("{place}: {endpoint}: {source}: stop what listens there, or change the address or port")]
     Address {
-        /// Its place in the configuration.
-        index: usize,
+        /// Its place in the configuration, or among the changes made at run time.
+        place: String,
         /// The address and port.
         endpoint: String,
         /// Why.
@@ -99,7 +107,7 @@ impl ServiceError {
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) => EXIT_CONFIG,
+            Self::Config(_) | Self::State(_) | Self::Storage(StorageError::Config(_)) => EXIT_CONFIG,
             Self::Reactor(_) => EXIT_FAILED,
             Self::Stop(_) => EXIT_UNCLEAN,
             _ => EXIT_START,

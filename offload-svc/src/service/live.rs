@@ -1,10 +1,11 @@
 //! The running service: its parts, its state, and the changes that can be made to it.
 //!
-//! Owns which back end serves which namespace. Must not know the management API. Invariant: a change is whole or not made.
+//! Owns what each change does to the target. Must not know the management API. Invariant: a change is whole or not made, and
+//! outlives a restart.
 
-use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use nvmf_target::backend::Backend;
@@ -12,11 +13,15 @@ use nvmf_target::target::{Departing, SubsystemSpec, Target, TargetError};
 use uuid::Uuid;
 
 use super::ServiceError;
+use super::changes::{ChangeError, Ledger};
 use super::storage::Storage;
 use crate::config::check;
-use crate::config::error::ConfigError;
-use crate::config::schema::Subsystem;
-use crate::config::values::{BackendSpec, BlockSize};
+use crate::config::error::{ConfigError, Reason};
+use crate::config::names::{Nqn, VolumeName};
+use crate::config::objects::Objects;
+use crate::config::plan::{MemoryPlan, Shortage};
+use crate::config::schema::{Listener, Namespace, Subsystem};
+use crate::config::values::{BackendSpec, BlockSize, ByteSize};
 use crate::config::{Checked, Config};
 use crate::plain::{PlainBackend, PlainError};
 use crate::reactor::{ReactorFailure, Reactors};
@@ -44,9 +49,6 @@ impl State {
     }
 }
 
-/// A subsystem's name and a namespace's id.
-pub(super) type Place = (String, u32);
-
 /// See the module.
 pub(super) struct Live {
     checked: Checked,
@@ -54,13 +56,37 @@ pub(super) struct Live {
     target: Arc<Target>,
     state: AtomicU8,
     ready: OnceLock<Instant>,
-    places: Mutex<BTreeMap<Place, BackendSpec>>,
+    ledger: Ledger,
     storage: Option<Storage>,
 }
 
-/// Why a back end does not open.
+/// Why a namespace is not added.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
+    /// It could not be kept.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    /// Its size breaks a rule.
+    #[error("backend: {spec}: {reason}")]
+    Size {
+        /// The back end.
+        spec: BackendSpec,
+        /// The rule.
+        reason: Reason,
+    },
+    /// There is no memory for it.
+    #[error("backend: {0}")]
+    Memory(#[from] Shortage),
+    /// The same bytes twice.
+    #[error("backend: {spec}: namespace {nsid} of {nqn} serves it: a back end serves one namespace")]
+    Taken {
+        /// The back end.
+        spec: BackendSpec,
+        /// Who has it.
+        nqn: String,
+        /// Its namespace.
+        nsid: u32,
+    },
     /// A plain one.
     #[error(transparent)]
     Plain(#[from] PlainError),
@@ -89,21 +115,59 @@ pub enum OpenError {
     Bug,
 }
 
+/// Why a subsystem, host or listener is not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeRefused {
+    /// The target does not take it.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// It could not be kept.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+}
+
+/// Why a volume is not deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// Hosts have it.
+    #[error("volume {name}: namespace {nsid} of {nqn} serves it: remove that first")]
+    Served {
+        /// The volume.
+        name: VolumeName,
+        /// The subsystem.
+        nqn: String,
+        /// Its namespace.
+        nsid: u32,
+    },
+    /// Somebody else deletes it at this moment.
+    #[error("volume {name}: is being deleted already")]
+    Leaving {
+        /// The volume.
+        name: VolumeName,
+    },
+    /// It could not be kept.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+}
+
 impl Live {
     pub(super) fn new(checked: Checked, reactors: Reactors, target: Arc<Target>, storage: Option<Storage>) -> Self {
-        Self {
-            checked,
-            reactors,
-            target,
-            state: AtomicU8::new(State::Starting as u8),
-            ready: OnceLock::new(),
-            places: Mutex::default(),
-            storage,
-        }
+        let ledger = Ledger::new(&checked);
+        let state = AtomicU8::new(State::Starting as u8);
+        Self { checked, reactors, target, state, ready: OnceLock::new(), ledger, storage }
     }
 
+    /// As it was started.
     pub(super) fn config(&self) -> &Config {
         &self.checked.config
+    }
+
+    pub(super) fn checked(&self) -> &Checked {
+        &self.checked
+    }
+
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     pub(super) fn reactors(&self) -> &Reactors {
@@ -140,15 +204,13 @@ impl Live {
         self.reactors.failed().await
     }
 
-    /// A subsystem of the configuration, with its hosts and namespaces.
+    /// A subsystem that is to be there from the start, with its hosts and namespaces.
     pub(super) async fn start_subsystem(&self, index: usize, subsystem: &Subsystem) -> Result<(), ServiceError> {
-        let nqn = subsystem.nqn.as_str();
-        let serial = subsystem.serial.as_ref().map(|serial| serial.as_str());
-        let hosts: Vec<&str> = subsystem.hosts.iter().map(|host| host.as_str()).collect();
-        self.add_subsystem(nqn, serial, subsystem.allow_any_host, &hosts)?;
+        self.enter_subsystem(subsystem)?;
         for (place, namespace) in subsystem.namespaces.iter().enumerate() {
-            let (nsid, backend) = (namespace.nsid, &namespace.backend);
-            match self.add_namespace(nqn, nsid, backend, namespace.block_size).await {
+            let (nqn, nsid) = (subsystem.nqn.as_str(), namespace.nsid);
+            let opened = self.open(nqn, namespace).await;
+            match opened.and_then(|backend| Ok(self.target.add_namespace(nqn, nsid, backend)?)) {
                 Ok(()) => {}
                 Err(OpenError::NoVolume { name, have }) => {
                     let problem = check::missing_volume(&self.checked.sources, index, place, &name, &have);
@@ -161,40 +223,143 @@ impl Live {
     }
 
     /// Opens a back end and adds it as a namespace.
-    pub(super) async fn add_namespace(
-        &self,
-        nqn: &str,
-        nsid: u32,
-        spec: &BackendSpec,
-        block_size: Option<BlockSize>,
-    ) -> Result<(), OpenError> {
-        let backend = self.open(nqn, nsid, spec, block_size).await?;
-        // Under the lock, so that what is shown and what a volume's deletion checks is what the target has.
-        let mut places = self.places();
-        self.target.add_namespace(nqn, nsid, backend)?;
-        places.insert((nqn.to_owned(), nsid), spec.clone());
-        Ok(())
+    pub(super) async fn add_namespace(&self, nqn: &Nqn, namespace: Namespace) -> Result<(), OpenError> {
+        if let BackendSpec::Mem(size) = namespace.backend {
+            self.check_memory(&namespace, size)?;
+        }
+        // Opening may take long: the others' turns don't wait for it.
+        let mut backend = self.open(nqn.as_str(), &namespace).await?;
+        let turn = self.ledger.turn().await;
+        let objects = self.ledger.objects();
+        let taken = objects.namespaces().find(|(_, other)| other.backend == namespace.backend);
+        match (&namespace.backend, taken) {
+            (BackendSpec::Mem(_), _) | (_, None) => {}
+            (spec, Some((nqn, other))) => {
+                return Err(OpenError::Taken { spec: spec.clone(), nqn: nqn.to_string(), nsid: other.nsid });
+            }
+        }
+        if let BackendSpec::Pool(name) = &namespace.backend {
+            // It may have been deleted meanwhile.
+            backend = self.volume(name, namespace.block_size)?;
+            if turn.is_leaving(name) {
+                return Err(self.no_volume(name));
+            }
+        }
+        let edit = |objects: &mut Objects| {
+            if let Some(subsystem) = objects.subsystem_mut(nqn) {
+                subsystem.namespaces.push(namespace.clone());
+            }
+        };
+        turn.change(edit, || Ok(self.target.add_namespace(nqn.as_str(), namespace.nsid, backend)?)).await
     }
 
     /// Removes a namespace; what its back end has been given already finishes.
-    pub(super) fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
-        let mut places = self.places();
-        self.target.remove_namespace(nqn, nsid)?;
-        places.remove(&(nqn.to_owned(), nsid));
-        Ok(())
+    pub(super) async fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), ChangeRefused> {
+        let turn = self.ledger.turn().await;
+        let edit = |objects: &mut Objects| {
+            if let Some(subsystem) = objects.subsystem_mut(nqn) {
+                subsystem.namespaces.retain(|namespace| namespace.nsid != nsid);
+            }
+        };
+        turn.change(edit, || Ok(self.target.remove_namespace(nqn.as_str(), nsid).map(drop)?)).await
     }
 
     /// Adds a subsystem with its hosts, or nothing.
-    pub(super) fn add_subsystem(
-        &self,
-        nqn: &str,
-        serial: Option<&str>,
-        allow_any_host: bool,
-        hosts: &[&str],
-    ) -> Result<(), TargetError> {
-        self.target.create_subsystem(&spec(nqn, serial, allow_any_host))?;
-        for host in hosts {
-            if let Err(error) = self.target.allow_host(nqn, host) {
+    pub(super) async fn add_subsystem(&self, subsystem: Subsystem) -> Result<(), ChangeRefused> {
+        let turn = self.ledger.turn().await;
+        turn.change(|objects| objects.subsystems.push(subsystem.clone()), || Ok(self.enter_subsystem(&subsystem)?))
+            .await
+    }
+
+    /// Removes a subsystem and its namespaces; the controllers' end is for the caller to wait for.
+    pub(super) async fn remove_subsystem(&self, nqn: &Nqn) -> Result<Departing, ChangeRefused> {
+        let turn = self.ledger.turn().await;
+        let edit = |objects: &mut Objects| objects.subsystems.retain(|s| s.nqn != *nqn);
+        turn.change(edit, || Ok(self.target.delete_subsystem(nqn.as_str())?)).await
+    }
+
+    /// Lets a host in.
+    pub(super) async fn allow_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), ChangeRefused> {
+        let turn = self.ledger.turn().await;
+        let edit = |objects: &mut Objects| {
+            if let Some(subsystem) = objects.subsystem_mut(nqn) {
+                subsystem.hosts.push(host.clone());
+            }
+        };
+        turn.change(edit, || Ok(self.target.allow_host(nqn.as_str(), host.as_str())?)).await
+    }
+
+    /// Keeps a host out.
+    pub(super) async fn deny_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), ChangeRefused> {
+        let turn = self.ledger.turn().await;
+        let edit = |objects: &mut Objects| {
+            if let Some(subsystem) = objects.subsystem_mut(nqn) {
+                subsystem.hosts.retain(|there| there != host);
+            }
+        };
+        turn.change(edit, || Ok(self.target.disallow_host(nqn.as_str(), host.as_str())?)).await
+    }
+
+    /// Listens on one more address.
+    pub(super) async fn add_listener(&self, listener: Listener, address: SocketAddr) -> Result<(), ChangeRefused> {
+        let turn = self.ledger.turn().await;
+        turn.change(|objects| objects.listeners.push(listener), || Ok(self.target.add_listener(address).map(drop)?))
+            .await
+    }
+
+    /// Stops listening on an address.
+    pub(super) async fn remove_listener(&self, address: SocketAddr) -> Result<(), ChangeRefused> {
+        let turn = self.ledger.turn().await;
+        // A link-local address may have its scope by name in one place and by number in another.
+        let is_it = |listener: &Listener| listener.address.socket(listener.port).is_ok_and(|there| there == address);
+        turn.change(
+            |objects| objects.listeners.retain(|listener| !is_it(listener)),
+            || Ok(self.target.remove_listener(address)?),
+        )
+        .await
+    }
+
+    /// Takes a volume that no namespace serves out of the objects, so that no namespace can take it and a restart doesn't
+    /// make it again; the caller deletes it and then says [`Ledger::left`].
+    pub(super) async fn release_volume(&self, name: &VolumeName) -> Result<(), ReleaseError> {
+        let turn = self.ledger.turn().await;
+        if let Some((nqn, nsid)) = self.ledger.server_of(name.as_str()) {
+            return Err(ReleaseError::Served { name: name.clone(), nqn, nsid });
+        }
+        if turn.is_leaving(name.as_str()) {
+            return Err(ReleaseError::Leaving { name: name.clone() });
+        }
+        turn.leave(name.as_str());
+        if self.ledger.objects().volume(name).is_none() {
+            return Ok(());
+        }
+        let edit = |objects: &mut Objects| objects.volumes.retain(|v| v.name != *name);
+        let released = turn.change(edit, || Ok::<_, ChangeError>(())).await;
+        if released.is_err() {
+            self.ledger.left(name.as_str());
+        }
+        Ok(released?)
+    }
+
+    /// Keeps the new size of a volume that the configuration speaks of.
+    pub(super) async fn volume_resized(&self, name: &VolumeName, size: ByteSize) -> Result<(), ChangeError> {
+        let turn = self.ledger.turn().await;
+        if self.ledger.objects().volume(name).is_none() {
+            return Ok(());
+        }
+        let edit = |objects: &mut Objects| {
+            objects.volumes.iter_mut().filter(|volume| volume.name == *name).for_each(|volume| volume.size = size);
+        };
+        turn.change(edit, || Ok(())).await
+    }
+
+    /// A subsystem with its hosts, or nothing.
+    fn enter_subsystem(&self, subsystem: &Subsystem) -> Result<(), TargetError> {
+        let nqn = subsystem.nqn.as_str();
+        let serial = subsystem.serial.as_ref().map(|serial| serial.as_str());
+        self.target.create_subsystem(&spec(nqn, serial, subsystem.allow_any_host))?;
+        for host in &subsystem.hosts {
+            if let Err(error) = self.target.allow_host(nqn, host.as_str()) {
                 // Nobody can have connected to a subsystem without namespaces and mean it.
                 drop(self.target.delete_subsystem(nqn));
                 return Err(error);
@@ -203,17 +368,16 @@ impl Live {
         Ok(())
     }
 
-    /// Removes a subsystem and forgets its namespaces; the controllers' end is for the caller to wait for.
-    pub(super) fn remove_subsystem(&self, nqn: &str) -> Result<Departing, TargetError> {
-        let mut places = self.places();
-        let departing = self.target.delete_subsystem(nqn)?;
-        places.retain(|(subsystem, _), _| subsystem != nqn);
-        Ok(departing)
-    }
-
-    /// What stands behind each namespace.
-    pub(super) fn backends(&self) -> BTreeMap<Place, BackendSpec> {
-        self.places().clone()
+    /// The rules of the configuration for a `mem:` namespace: what breaks them would keep the service from starting again.
+    fn check_memory(&self, namespace: &Namespace, size: ByteSize) -> Result<(), OpenError> {
+        let spec = namespace.backend.clone();
+        check::memory_size(size, namespace.block_size).map_err(|reason| OpenError::Size { spec, reason })?;
+        let mut objects = self.ledger.objects();
+        if let Some(subsystem) = objects.subsystems.first_mut() {
+            subsystem.namespaces.push(namespace.clone());
+        }
+        let config = objects.put_into(&self.checked.config);
+        Ok(MemoryPlan::of(&config, self.checked.reactors, &self.checked.machine).fits()?)
     }
 
     /// Milliseconds since the service was ready.
@@ -221,18 +385,13 @@ impl Live {
         self.ready.get().map_or(0, |ready| ready.elapsed().as_millis() as u64)
     }
 
-    async fn open(
-        &self,
-        nqn: &str,
-        nsid: u32,
-        backend: &BackendSpec,
-        block_size: Option<BlockSize>,
-    ) -> Result<Arc<dyn Backend>, OpenError> {
-        if let BackendSpec::Pool(name) = backend {
-            return self.volume(name, block_size);
+    async fn open(&self, nqn: &str, namespace: &Namespace) -> Result<Arc<dyn Backend>, OpenError> {
+        if let BackendSpec::Pool(name) = &namespace.backend {
+            return self.volume(name, namespace.block_size);
         }
-        let (spec, identity, reactors) = (backend.clone(), format!("{nqn} {nsid}"), self.reactors.clone());
-        let block_size = block_size.unwrap_or(BlockSize::B4096);
+        let (spec, reactors) = (namespace.backend.clone(), self.reactors.clone());
+        let identity = format!("{nqn} {}", namespace.nsid);
+        let block_size = namespace.block_size.unwrap_or(BlockSize::B4096);
         // Opening a file may wait for its file system.
         let open = move || PlainBackend::open(&spec, block_size, &identity, &reactors);
         let opened = tokio::task::spawn_blocking(open).await.map_err(|_| OpenError::Bug)?;
@@ -240,26 +399,16 @@ impl Live {
     }
 
     fn volume(&self, name: &str, block_size: Option<BlockSize>) -> Result<Arc<dyn Backend>, OpenError> {
-        let name = name.to_owned();
-        let Some(storage) = &self.storage else { return Err(OpenError::NoPool { name }) };
+        let Some(storage) = &self.storage else { return Err(OpenError::NoPool { name: name.to_owned() }) };
         if block_size.is_some() {
             return Err(OpenError::BlockSizeOfVolume);
         }
-        storage.pool().volume(&name).ok_or_else(|| {
-            let have = storage.pool().volumes().into_iter().map(|volume| volume.name).collect();
-            OpenError::NoVolume { name, have }
-        })
+        storage.pool().volume(name).ok_or_else(|| self.no_volume(name))
     }
 
-    /// The namespace that serves a volume.
-    pub(super) fn server_of(&self, volume: &str) -> Option<Place> {
-        let serves = |(_, spec): &(&Place, &BackendSpec)| matches!(spec, BackendSpec::Pool(name) if name == volume);
-        self.places().iter().find(serves).map(|(place, _)| place.clone())
-    }
-
-    fn places(&self) -> MutexGuard<'_, BTreeMap<Place, BackendSpec>> {
-        // Nothing panics while it is held.
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn no_volume(&self, name: &str) -> OpenError {
+        let volumes = self.storage.as_ref().map(|storage| storage.pool().volumes()).unwrap_or_default();
+        OpenError::NoVolume { name: name.to_owned(), have: volumes.into_iter().map(|volume| volume.name).collect() }
     }
 }
 

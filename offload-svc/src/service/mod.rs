@@ -3,6 +3,8 @@
 //! Owns the order in which the parts come up and go down, and the process around them. Must not know what any part does
 //! inside. Invariant: nothing listens before everything behind it is there, and after a failed start nothing does.
 
+mod changes;
+mod configuration;
 mod control;
 mod error;
 mod explain;

@@ -9,12 +9,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use super::ServiceError;
-use crate::config::Config;
 use crate::config::values::MemberSpec;
+use crate::config::{Checked, Config};
 
-/// Makes the folders of the socket, the key file and the file members.
+/// Makes the folders of the socket, the state file, the key file and the file members.
 pub(super) fn folders(config: &Config) -> Result<(), ServiceError> {
     folder_of(&config.service.socket, "service.socket")?;
+    folder_of(&config.service.state_file(), "service.state")?;
     if config.pool.members.is_empty() {
         return Ok(());
     }
@@ -41,11 +42,12 @@ fn folder_of(file: &Path, key: &'static str) -> Result<(), ServiceError> {
 }
 
 /// Finds out early that an address is taken, before a pool is touched. The listeners proper are bound last.
-pub(super) fn addresses(config: &Config) -> Result<(), ServiceError> {
-    for (index, listener) in config.listeners.iter().enumerate() {
+pub(super) fn addresses(checked: &Checked) -> Result<(), ServiceError> {
+    for (index, listener) in checked.config.listeners.iter().enumerate() {
         let bound = listener.address.socket(listener.port).and_then(TcpListener::bind);
         let endpoint = listener.address.with_port(listener.port);
-        bound.map_err(|source| ServiceError::Address { index, endpoint, source })?;
+        let place = checked.sources.shown(&["listener", &index.to_string()]);
+        bound.map_err(|source| ServiceError::Address { place, endpoint, source })?;
     }
     Ok(())
 }

@@ -19,9 +19,6 @@ use crate::config::{Checked, Config};
 use crate::manage::server::Socket;
 use crate::reactor::{Reactors, Settings};
 
-/// How long a failed start waits for the pool to close.
-const CLOSE_LIMIT: Duration = Duration::from_secs(10);
-
 /// A service that is up and not yet announced.
 pub(super) struct Started {
     /// Everything that runs.
@@ -36,7 +33,9 @@ pub(super) struct Started {
 pub(super) async fn start(checked: Checked) -> Result<Started, ServiceError> {
     prepare::folders(&checked.config)?;
     let socket = Socket::bind(&checked.config.service.socket)?;
-    prepare::addresses(&checked.config)?;
+    // Nobody else has this socket now, so nobody else changes the state file.
+    checked.state.check_unchanged()?;
+    prepare::addresses(&checked)?;
     let settings = Settings::from_config(&checked.config, checked.reactors)?;
     // EAL and the reactors' threads are waited for.
     let reactors = tokio::task::spawn_blocking(move || Reactors::start(&settings)).await;
@@ -61,13 +60,13 @@ async fn bring_up(checked: Checked, reactors: Reactors) -> Result<Arc<Live>, Ser
         queues: Arc::new(reactors.clone()),
         runtime: Handle::current(),
     });
-    let storage = Storage::open(&checked.config, &reactors).await?;
+    let storage = Storage::open(&checked, &reactors).await?;
     let live = Arc::new(Live::new(checked, reactors, target, storage));
     match populate(&live).await {
         Ok(()) => Ok(live),
         Err(error) => {
             if let Some(storage) = live.storage()
-                && let Err(error) = storage::close(storage, CLOSE_LIMIT).await
+                && let Err(error) = storage::close(storage, storage::CLOSE_LIMIT).await
             {
                 tracing::warn!(%error, "after the failed start");
             }
@@ -84,10 +83,16 @@ async fn populate(live: &Live) -> Result<(), ServiceError> {
     for (index, listener) in live.config().listeners.iter().enumerate() {
         let endpoint = listener.address.with_port(listener.port);
         let address = listener.address.socket(listener.port);
-        let address = address.map_err(|source| ServiceError::Address { index, endpoint, source })?;
+        let place = live.checked().sources.shown(&["listener", &index.to_string()]);
+        let address = address.map_err(|source| ServiceError::Address { place, endpoint, source })?;
         live.target().add_listener(address)?;
     }
-    Ok(())
+    for overruled in &live.checked().overruled {
+        tracing::warn!(
+            "{overruled}: changed with offloadctl, and in the configuration since then: the configuration holds"
+        );
+    }
+    Ok(live.ledger().settle(live.checked()).await?)
 }
 
 fn limits(config: &Config) -> Limits {

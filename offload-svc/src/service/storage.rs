@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::config::Config;
 use crate::config::schema::Volume;
+use crate::config::values::ByteSize;
+use crate::config::{Checked, Config, ConfigError, Reason, Sources};
 use crate::pool::{
     self, CheckpointError, Courier, Env, FormatError, Inspection, MemberInput, Message, MountError, Mounted, Pool,
     PoolReactor, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
@@ -22,6 +23,9 @@ use crate::reactor::members::{Member, Members, Missing};
 use crate::reactor::{Ended, Reactors};
 use crate::stages::keys::{KekError, KekSource, KeyEncryptionKey};
 use crate::stages::rs::CodeError;
+
+/// How long a failed start waits for the pool to close.
+pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why there is no pool to serve from.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +61,21 @@ pub enum StorageError {
         /// Why.
         source: VolumeError,
     },
+    /// A volume of the configuration that shall be larger.
+    #[error("volume {name}: has {has} and can't be grown to the {configured} of the configuration: {source}")]
+    Grow {
+        /// Its name.
+        name: String,
+        /// What it has.
+        has: ByteSize,
+        /// What is configured.
+        configured: ByteSize,
+        /// Why.
+        source: VolumeError,
+    },
+    /// A volume that the configuration describes otherwise than it is.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A bug of ours.
     #[error("opening the members failed inside; see the log")]
     Bug,
@@ -71,7 +90,8 @@ pub(super) struct Storage {
 
 impl Storage {
     /// Mounts the pool of the configuration, or formats its members if they are blank; none without members.
-    pub(super) async fn open(config: &Config, reactors: &Reactors) -> Result<Option<Self>, StorageError> {
+    pub(super) async fn open(checked: &Checked, reactors: &Reactors) -> Result<Option<Self>, StorageError> {
+        let config = &checked.config;
         if config.pool.members.is_empty() {
             return Ok(None);
         }
@@ -83,8 +103,13 @@ impl Storage {
         let mounted = mount(config, reactors, &members, key).await?;
         let pool = spread(mounted, reactors, &members).await?;
         let storage = Self { pool, members, formatted };
-        for volume in &config.volumes {
-            storage.ensure_volume(volume).await?;
+        for (index, volume) in config.volumes.iter().enumerate() {
+            if let Err(error) = storage.ensure_volume(index, volume, &checked.sources).await {
+                if let Err(error) = close(&storage, CLOSE_LIMIT).await {
+                    tracing::warn!(%error, "after the failed start");
+                }
+                return Err(error);
+            }
         }
         Ok(Some(storage))
     }
@@ -104,11 +129,12 @@ impl Storage {
         self.members.iter().filter_map(failed).collect()
     }
 
-    async fn ensure_volume(&self, volume: &Volume) -> Result<(), StorageError> {
+    /// Makes a volume that isn't there, and grows one that shall be larger. `index` is its place in the configuration.
+    async fn ensure_volume(&self, index: usize, volume: &Volume, sources: &Sources) -> Result<(), StorageError> {
         let name = volume.name.as_str();
         if let Some(there) = self.pool.volumes().into_iter().find(|there| there.name == name) {
-            warn_of_differences(volume, &there);
-            return Ok(());
+            refuse_another_kind(index, volume, &there, sources)?;
+            return self.adapt(volume, &there).await;
         }
         let spec = VolumeSpec {
             name: name.to_owned(),
@@ -123,17 +149,47 @@ impl Storage {
         tracing::info!(volume = name, size_bytes = made.size_bytes, "volume made");
         Ok(())
     }
+
+    /// A volume grows to what is configured. It is never made smaller: that would lose what stands at its end.
+    async fn adapt(&self, volume: &Volume, there: &VolumeStatus) -> Result<(), StorageError> {
+        let (name, configured, has) = (volume.name.as_str(), volume.size, ByteSize(there.size_bytes));
+        if configured > has {
+            let grown = self.pool.resize_volume(name, configured.bytes()).await;
+            grown.map_err(|source| StorageError::Grow { name: name.to_owned(), has, configured, source })?;
+            tracing::info!(volume = name, from = %has, to = %configured, "volume grown, as configured");
+        } else if configured < has {
+            tracing::warn!(volume = name, %has, %configured, "the volume is larger than configured, and stays so: set volume.size to what it has");
+        }
+        let configured = volume.compression.to_string();
+        if configured != there.compression {
+            let has = there.compression.as_str();
+            tracing::warn!(
+                volume = name,
+                has,
+                configured,
+                "the volume goes on compressing as it was made; to change that, make another volume and copy the data"
+            );
+        }
+        Ok(())
+    }
 }
 
-/// A volume keeps what it was made with; `offloadctl volume resize` grows it.
-fn warn_of_differences(volume: &Volume, there: &VolumeStatus) {
-    let name = volume.name.as_str();
-    let wanted =
-        (volume.size.bytes(), volume.block_size.bytes(), volume.compression.to_string(), volume.cipher.to_string());
-    let has = (there.size_bytes, there.block_bytes, there.compression.clone(), there.cipher.clone());
-    if wanted != has {
-        tracing::warn!(volume = name, ?has, configured = ?wanted, "the volume stays as it is; the configuration differs");
-    }
+/// Cipher and block size are promises to whoever set them, and a volume keeps those that it was made with.
+fn refuse_another_kind(
+    index: usize,
+    volume: &Volume,
+    there: &VolumeStatus,
+    sources: &Sources,
+) -> Result<(), StorageError> {
+    let place = index.to_string();
+    let kinds = [
+        ("cipher", volume.cipher.name().to_owned(), there.cipher.clone()),
+        ("block_size", volume.block_size.bytes().to_string(), there.block_bytes.to_string()),
+    ];
+    let differs = kinds.into_iter().filter(|(_, configured, has)| configured != has);
+    let problem = |(key, _, has)| sources.problem(&["volume", &place, key], Reason::VolumeKeeps { has });
+    let problems: Vec<_> = differs.map(problem).collect();
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(problems).into()) }
 }
 
 fn inputs(members: &Members) -> Vec<MemberInput> {

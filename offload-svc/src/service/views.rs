@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use nvmf_target::target::{ControllerSnapshot, SubsystemSnapshot, TargetSnapshot};
 
-use super::live::{Live, Place};
+use super::live::Live;
 use super::storage::Storage;
 use crate::buffers::ClassSnapshot;
 use crate::config::values::BackendSpec;
@@ -155,7 +155,7 @@ pub(super) fn volume(live: &Live, volume: &VolumeStatus) -> view::Volume {
         used_bytes: volume.used_bytes,
         stored_bytes: volume.stored_bytes,
         ratio,
-        served_by: live.server_of(&volume.name).map(|(nqn, nsid)| format!("{nqn} nsid {nsid}")),
+        served_by: live.ledger().server_of(&volume.name).map(|(nqn, nsid)| format!("{nqn} nsid {nsid}")),
     }
 }
 
@@ -212,19 +212,21 @@ fn listener(address: SocketAddr) -> view::Listener {
 
 pub(super) fn subsystems(live: &Live) -> Vec<view::Subsystem> {
     let target = live.target().snapshot();
-    let backends = live.backends();
+    let objects = live.ledger().objects();
+    let backends = objects.namespaces().map(|(nqn, namespace)| ((nqn.as_str(), namespace.nsid), &namespace.backend));
+    let backends = backends.collect();
     target.subsystems.iter().map(|subsystem| self::subsystem(subsystem, &target, &backends)).collect()
 }
 
 fn subsystem(
     subsystem: &SubsystemSnapshot,
     target: &TargetSnapshot,
-    backends: &BTreeMap<Place, BackendSpec>,
+    backends: &BTreeMap<(&str, u32), &BackendSpec>,
 ) -> view::Subsystem {
     let of_it = |c: &&ControllerSnapshot| c.subsystem.as_ref() == Some(&subsystem.nqn);
     let namespace = |ns: &nvmf_target::target::NamespaceSnapshot| view::Namespace {
         nsid: ns.nsid,
-        backend: backends.get(&(subsystem.nqn.clone(), ns.nsid)).map(BackendSpec::to_string).unwrap_or_default(),
+        backend: backends.get(&(subsystem.nqn.as_str(), ns.nsid)).map(|spec| spec.to_string()).unwrap_or_default(),
         uuid: ns.uuid.to_string(),
         size_bytes: ns.block_count.saturating_mul(ns.block_bytes.into()),
         block_bytes: ns.block_bytes.into(),

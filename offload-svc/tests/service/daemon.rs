@@ -101,6 +101,12 @@ impl Site {
         (output.status.code().expect("an exit code"), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
+    /// What `--check` prints, on stdout or stderr.
+    pub fn check(&self) -> String {
+        let output = ended(daemon_command(&self.config()).arg("--check").stdout(Stdio::piped()).stderr(Stdio::piped()));
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    }
+
     /// `offloadctl` with `args`.
     pub fn ctl(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_offloadctl"));

@@ -3,6 +3,7 @@
 //! Each test has a folder, ports and a pool of its own; the daemon and `offloadctl` are the built binaries, the host is the
 //! project's own over loopback.
 
+mod changes;
 mod daemon;
 mod durability;
 mod manage;

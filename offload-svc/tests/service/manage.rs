@@ -26,7 +26,7 @@ fn volumes_and_namespaces_come_and_go_while_it_serves() {
     refused(&site, &["volume", "delete", "nothing"], "no volume \"nothing\"");
     refused(&site, &["namespace", "add", NQN, "3", "pool:nothing"], "no such volume");
     refused(&site, &["namespace", "add", NQN, "2", "mem:1MiB"], "nsid: 2 of");
-    refused(&site, &["namespace", "add", NQN, "3", "pool:vol0"], "belongs to namespace 1");
+    refused(&site, &["namespace", "add", NQN, "3", "pool:vol0"], "namespace 1 of");
     site.ask(&["namespace", "add", NQN, "3", "pool:vol1"]);
     let mut host = daemon.connect();
     host.write(3, 7, 77);
@@ -60,7 +60,7 @@ fn h52_a_grown_volume_has_one_size_everywhere() {
     assert_eq!(
         daemon.connect().controller.namespace(1).unwrap().size_bytes(),
         size,
-        "the configuration's is the first size"
+        "grown with offloadctl, it stays so"
     );
     assert_eq!(daemon.stop(), 0);
 }
@@ -122,14 +122,33 @@ fn h127_the_parts_of_the_pool_add_up_to_the_byte() {
 #[test]
 fn h151_the_configuration_in_effect_can_be_used_as_it_is() {
     let site = Site::new();
-    let daemon = site.start();
-    let dump = String::from_utf8(site.ctl(&["config"]).stdout).unwrap();
+    let daemon = site.start_with(&[("SLUICE_LIMITS__QUEUES", "4")]);
+    site.ask(&["namespace", "add", NQN, "3", "mem:1MiB"]);
+    site.ask(&["volume", "create", "vol1", "32MiB", "--block-size", "512"]);
+    let plain = || String::from_utf8(site.ctl(&["config", "--plain"]).stdout).unwrap();
+    let dump = plain();
+    let shown = String::from_utf8(site.ctl(&["config"]).stdout).unwrap();
+    let line = site.text().lines().position(|line| line.contains("segment_size")).unwrap() + 1;
+    for says in [
+        format!("segment_size = \"1MiB\"  # {}:{line}", site.config().display()),
+        "queues = 4  # environment SLUICE_LIMITS__QUEUES".to_owned(),
+        "backend = \"mem:1MiB\"  # offloadctl".to_owned(),
+        "name = \"vol1\"  # pool".to_owned(),
+        "log_format = \"text\"  # default".to_owned(),
+    ] {
+        assert!(shown.contains(&says), "{says} in {shown}");
+    }
+    assert_eq!(site.ask(&["config"])["origins"]["volume[1].size"], "pool");
     let key = std::fs::read_to_string(site.path().join("pool.key")).unwrap();
     assert!(!dump.contains(key.trim()), "no secret in it");
     assert_eq!(daemon.stop(), 0);
+    site.configure(&shown);
+    let daemon = site.start();
+    assert_eq!(plain(), dump, "with the comments it is the same");
+    assert_eq!(daemon.stop(), 0);
     site.configure(&dump);
     let daemon = site.start();
-    assert_eq!(String::from_utf8(site.ctl(&["config"]).stdout).unwrap(), dump);
+    assert_eq!(plain(), dump);
     assert_eq!(daemon.stop(), 0);
     refused(&site, &["status"], "is offload-svc running?");
 }
