@@ -48,7 +48,10 @@ fn main() -> ExitCode {
     for (name, default, suite) in SUITES {
         // A whole name means that one only.
         let is_name = |filter: &str| SUITES.iter().any(|(name, ..)| *name == filter);
-        let asked = |filter: &&String| if is_name(filter) { *name == ***filter } else { name.contains(**filter) };
+        let asked = |filter: &&String| {
+            let filter = filter.as_str();
+            if is_name(filter) { *name == filter } else { name.contains(filter) }
+        };
         let wanted = if filters.is_empty() { *default } else { filters.iter().any(asked) };
         if !wanted {
             continue;
