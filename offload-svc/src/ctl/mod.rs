@@ -16,7 +16,7 @@ use crate::config::names::{Nqn, Serial, VolumeName};
 use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression};
 use crate::manage::client::{Client, ClientError};
 use crate::manage::request;
-use crate::manage::view::{Configuration, Listener, Subsystem, Volume};
+use crate::manage::view::{Configuration, Listener, Subsystem, Volume, VolumeKey};
 
 /// The service refused.
 const EXIT_REFUSED: u8 = 1;
@@ -47,6 +47,9 @@ enum Command {
     /// Volumes of the pool.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Keys that volumes are encrypted under.
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Subsystems. What is added here lasts until the service stops; the configuration file stays as it is.
     #[command(subcommand)]
     Subsystem(SubsystemCommand),
@@ -95,6 +98,18 @@ enum VolumeCommand {
         name: VolumeName,
         /// The new size, such as 4GiB.
         size: ByteSize,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum KeyCommand {
+    /// Each volume's key, and how far a rotation is.
+    Status,
+    /// Gives a volume a new key: for new writes at once; what is there is encrypted anew in the background, and then the older key
+    /// is given up.
+    Rotate {
+        /// The volume's name.
+        volume: VolumeName,
     },
 }
 
@@ -239,6 +254,10 @@ async fn answer(cli: &Cli) -> Result<String, ClientError> {
         Command::Status => client.show("/v1/status", show::status).await,
         Command::Pool(PoolCommand::Show) => client.show("/v1/pool", show::pool).await,
         Command::Volume(command) => volume(&client, command).await,
+        Command::Key(KeyCommand::Status) => client.show("/v1/keys", |keys: &Vec<VolumeKey>| show::keys(keys)).await,
+        Command::Key(KeyCommand::Rotate { volume }) => {
+            client.change("/v1/key/rotate", &request::KeyRotation { volume: volume.clone() }).await
+        }
         Command::Subsystem(command) => subsystem(&client, command).await,
         Command::Namespace(command) => namespace(&client, command).await,
         Command::Host(command) => host(&client, command).await,

@@ -5,7 +5,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::manage::view::{Listener, Pool, Space, Status, Subsystem, Volume};
+use crate::manage::view::{Listener, Pool, Space, Status, Subsystem, Volume, VolumeKey};
 
 fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     let mut table = Table::new();
@@ -176,6 +176,24 @@ pub(super) fn volumes(volumes: &[Volume]) -> String {
             size(volume.stored_bytes),
             ratio(volume.ratio),
             volume.served_by.as_deref().map_or("-".to_owned(), safe),
+        ]);
+    }
+    rows.to_string()
+}
+
+pub(super) fn keys(keys: &[VolumeKey]) -> String {
+    let mut rows = table(["volume", "cipher", "key", "under it", "carried over", "state"], &[2, 3, 4]);
+    for key in keys {
+        let current = key.stored_bytes.saturating_sub(key.left_bytes);
+        let percent = if key.stored_bytes == 0 { 100.0 } else { 100.0 * current as f64 / key.stored_bytes as f64 };
+        rows.add_row([
+            safe(&key.volume),
+            key.cipher.clone(),
+            key.epoch.to_string(),
+            size(current),
+            // Never 100 % while something is left.
+            format!("{:.1} %", (percent * 10.0).floor() / 10.0),
+            if key.rotating { format!("{} left", size(key.left_bytes)) } else { "one key".to_owned() },
         ]);
     }
     rows.to_string()

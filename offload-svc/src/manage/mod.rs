@@ -19,7 +19,7 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use request::{
-    HostRequest, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
+    HostRequest, KeyRotation, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
     VolumeRemoval, VolumeRequest, VolumeResize,
 };
 
@@ -87,6 +87,10 @@ pub trait Control: Send + Sync + 'static {
     fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>>;
     /// Grows a volume.
     fn resize_volume(&self, request: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>>;
+    /// The keys of the volumes.
+    fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal>;
+    /// Gives a volume a new key.
+    fn rotate_key(&self, request: KeyRotation) -> BoxFuture<'static, Result<view::VolumeKey, Refusal>>;
     /// Adds a subsystem.
     fn add_subsystem(&self, request: SubsystemRequest) -> BoxFuture<'static, Result<(), Refusal>>;
     /// Removes a subsystem; its hosts are disconnected.

@@ -49,6 +49,14 @@ pub struct VolumeResize {
     pub size: ByteSize,
 }
 
+/// `POST /v1/key/rotate`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyRotation {
+    /// The volume's name.
+    pub volume: VolumeName,
+}
+
 /// `POST /v1/subsystem/add`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

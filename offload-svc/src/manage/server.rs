@@ -211,6 +211,8 @@ fn router(control: Shared) -> Router {
         .route("/v1/volume/create", change(|c, body| c.create_volume(body)))
         .route("/v1/volume/delete", change(|c, body| c.delete_volume(body)))
         .route("/v1/volume/resize", change(|c, body| c.resize_volume(body)))
+        .route("/v1/keys", get(|State(c): State<Shared>| async move { json(c.keys()) }))
+        .route("/v1/key/rotate", change(|c, body| c.rotate_key(body)))
         .route("/v1/subsystem/add", change(|c, body| c.add_subsystem(body)))
         .route("/v1/subsystem/remove", change(|c, body| c.remove_subsystem(body)))
         .route("/v1/namespace/add", change(|c, body| c.add_namespace(body)))

@@ -62,6 +62,12 @@ impl Control for Fake {
     fn resize_volume(&self, _: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
         async { Err(Refusal::new(RefusalKind::NoSpace, "size: 2GiB: no space")) }.boxed()
     }
+    fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal> {
+        Ok(Vec::new())
+    }
+    fn rotate_key(&self, _: KeyRotation) -> BoxFuture<'static, Result<view::VolumeKey, Refusal>> {
+        self.change().map(|_| Ok(view::VolumeKey::default())).boxed()
+    }
     fn add_subsystem(&self, _: SubsystemRequest) -> BoxFuture<'static, Result<(), Refusal>> {
         self.change()
     }

@@ -249,6 +249,23 @@ pub struct Volume {
     pub served_by: Option<String>,
 }
 
+/// `GET /v1/keys`: the keys of one volume.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct VolumeKey {
+    /// The volume's name.
+    pub volume: String,
+    /// Its cipher.
+    pub cipher: String,
+    /// Which of its keys new records are sealed under, from 0.
+    pub epoch: u64,
+    /// Whether records are being carried over from the key before.
+    pub rotating: bool,
+    /// Bytes at rest under the key before.
+    pub left_bytes: u64,
+    /// Bytes at rest in all.
+    pub stored_bytes: u64,
+}
+
 /// `GET /v1/subsystems`
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Subsystem {

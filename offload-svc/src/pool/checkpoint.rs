@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::codec::{CutShort, Reader, Writer};
 use super::map::{Extent, RecordLocation};
 use super::segments::{SegmentUse, Window};
-use super::shared::Volume;
+use super::shared::{Volume, VolumeKeys};
 use super::stripe::{Sequence, StripeLocation};
 use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
@@ -23,6 +23,7 @@ use crate::stages::crc::crc32c;
 use crate::stages::keys::{KeyEpoch, LineageId, WRAPPED_KEY_BYTES, WrappedKey};
 
 const TAG_VOLUME: u8 = b'V';
+const TAG_OLDER_KEY: u8 = b'K';
 const TAG_SHARD: u8 = b'S';
 const TAG_EXTENTS: u8 = b'E';
 const TAG_WINDOW: u8 = b'W';
@@ -98,6 +99,11 @@ impl Root {
 /// A decoded section.
 pub enum Section {
     Volume(Box<Volume>),
+    /// A key that some of the volume's records are still sealed under.
+    OlderKey {
+        volume: u32,
+        wrapped: WrappedKey,
+    },
     /// All generations of the shard up to the watermark are in its extents.
     Shard {
         volume: u32,
@@ -146,9 +152,17 @@ impl SectionWriter {
             Compression::Auto => (3, 0),
         };
         out.u32(volume.id).bytes(volume.uuid.as_bytes()).u8(volume.block_shift).u64(blocks);
-        out.u8(compression).u8(level).u8(volume.cipher.id()).u128(volume.lineage.0).u32(volume.key_epoch.0);
-        out.bytes(volume.wrapped.as_bytes()).u8(volume.name.len() as u8).bytes(volume.name.as_bytes());
+        let mut keys = volume.keys.wrapped();
+        // One at least, always.
+        let Some(newest) = keys.pop() else { return };
+        out.u8(compression).u8(level).u8(volume.cipher.id()).u128(volume.lineage.0).u32(newest.epoch().0);
+        out.bytes(newest.as_bytes()).u8(volume.name.len() as u8).bytes(volume.name.as_bytes());
         self.section(TAG_VOLUME, &out);
+        for older in keys {
+            let mut out = Writer::default();
+            out.u32(volume.id).bytes(older.as_bytes());
+            self.section(TAG_OLDER_KEY, &out);
+        }
     }
 
     pub fn shard(&mut self, volume: u32, shard: u16, watermark: u64) {
@@ -218,6 +232,7 @@ pub fn next_section(bytes: &[u8]) -> Result<Option<(Section, usize)>, DecodeErro
     let mut body = Reader::new(body);
     let section = match tag {
         TAG_VOLUME => Section::Volume(Box::new(read_volume(&mut body)?)),
+        TAG_OLDER_KEY => Section::OlderKey { volume: body.u32()?, wrapped: read_key(&mut body)? },
         TAG_SHARD => Section::Shard { volume: body.u32()?, shard: body.u16()?, watermark: body.u64()? },
         TAG_EXTENTS => read_extents(&mut body)?,
         TAG_WINDOW => Section::Window(read_uses(&mut body)?),
@@ -235,7 +250,10 @@ fn read_volume(body: &mut Reader<'_>) -> Result<Volume, DecodeError> {
     let (block_shift, block_count) = (body.u8()?, body.u64()?);
     let (compression, level, cipher) = (body.u8()?, body.u8()?, body.u8()?);
     let (lineage, key_epoch) = (LineageId(body.u128()?), KeyEpoch(body.u32()?));
-    let wrapped = body.array::<WRAPPED_KEY_BYTES>()?;
+    let wrapped = read_key(body)?;
+    if (wrapped.lineage(), wrapped.epoch()) != (lineage, key_epoch) {
+        return Err(DecodeError::Field("wrapped key"));
+    }
     let name_len = body.u8()?.into();
     let name = String::from_utf8(body.bytes(name_len)?.to_vec()).map_err(|_| DecodeError::Field("volume name"))?;
     let compression = match compression {
@@ -257,14 +275,17 @@ fn read_volume(body: &mut Reader<'_>) -> Result<Volume, DecodeError> {
         compression,
         cipher: Cipher::from_id(cipher).ok_or(DecodeError::Field("cipher"))?,
         lineage,
-        key_epoch,
-        wrapped: WrappedKey::from_bytes(&wrapped).map_err(|_| DecodeError::Field("wrapped key"))?,
+        keys: VolumeKeys::new(wrapped),
         closing: AtomicBool::new(false),
         used_blocks: AtomicI64::new(0),
         stored_bytes: AtomicI64::new(0),
         in_flight: AtomicU64::new(0),
         idle: Notify::new(),
     })
+}
+
+fn read_key(body: &mut Reader<'_>) -> Result<WrappedKey, DecodeError> {
+    WrappedKey::from_bytes(&body.array::<WRAPPED_KEY_BYTES>()?).map_err(|_| DecodeError::Field("wrapped key"))
 }
 
 fn read_extents(body: &mut Reader<'_>) -> Result<Section, DecodeError> {

@@ -216,7 +216,8 @@ impl Core {
         if live == 0 {
             return Ok(());
         }
-        if live * 2 < record.header.birth.block_count {
+        let outdated = record.header.birth.key_epoch != record.volume.keys.current();
+        if outdated || live * 2 < record.header.birth.block_count {
             return self.rewrite_live(&shard, record, runs).await;
         }
         let written = self.move_whole(&shard, record).await;
@@ -234,7 +235,7 @@ impl Core {
         self.stream.append_bytes(shard, change, &record.bytes)
     }
 
-    /// Writes what is left of a mostly dead record anew, as a host would, with overlapping writes held off.
+    /// Writes what is left of a record that is mostly dead, or under an older key, anew, as a host would, with overlapping writes held off.
     async fn rewrite_live(
         &self,
         shard: &Rc<Shard>,

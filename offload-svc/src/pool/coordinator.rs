@@ -21,8 +21,8 @@ use super::handle::{CheckpointError, VolumeError, VolumeSpec, volume_status};
 use super::members::{Exclusion, Failure};
 use super::message::{DumpChunk, DumpRequest, Inner, Message};
 use super::segments::Plan;
-use super::shared::Volume;
-use super::status::VolumeStatus;
+use super::shared::{Volume, VolumeKeys};
+use super::status::{KeyStatus, VolumeStatus};
 use super::stream::yield_now;
 use super::stripe_io::WriteError;
 use super::superblocks::Superblocks;
@@ -41,6 +41,9 @@ pub enum Control {
     Delete(String, oneshot::Sender<Result<(), VolumeError>>),
     /// Nothing of the volume is under way any longer.
     FinishDelete(Arc<Volume>, oneshot::Sender<Result<(), VolumeError>>),
+    Rotate(String, oneshot::Sender<Result<KeyStatus, VolumeError>>),
+    /// Nothing of the volume is under its older key any longer, or so it seemed.
+    FinishRotation(Arc<Volume>, oneshot::Sender<bool>),
     Resize(String, u64, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
     Checkpoint(Option<oneshot::Sender<Result<(), CheckpointError>>>),
     Shutdown(oneshot::Sender<Result<(), CheckpointError>>),
@@ -98,6 +101,8 @@ impl Coordinator {
                 Control::Create(spec, reply) => drop(reply.send(self.create(spec).await)),
                 Control::Delete(name, reply) => self.begin_delete(&name, reply),
                 Control::FinishDelete(volume, reply) => drop(reply.send(self.delete(&volume).await)),
+                Control::Rotate(name, reply) => drop(reply.send(self.rotate(&name).await)),
+                Control::FinishRotation(volume, reply) => drop(reply.send(self.finish_rotation(&volume).await)),
                 Control::Resize(name, size, reply) => drop(reply.send(self.resize(&name, size).await)),
                 Control::Checkpoint(reply) => {
                     let result = self.checkpoint(false).await;
@@ -257,8 +262,7 @@ impl Coordinator {
             compression: spec.compression,
             cipher: spec.cipher,
             lineage,
-            key_epoch: KeyEpoch(0),
-            wrapped,
+            keys: VolumeKeys::new(wrapped),
             closing: AtomicBool::new(false),
             used_blocks: AtomicI64::new(0),
             stored_bytes: AtomicI64::new(0),
@@ -348,7 +352,7 @@ impl Coordinator {
         Ok(volume_status(&volume))
     }
 
-    fn find(&self, name: &str) -> Result<Arc<Volume>, VolumeError> {
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Volume>, VolumeError> {
         let volume = self.core.shared.volume(name).filter(|volume| !volume.is_closing());
         volume.ok_or_else(|| VolumeError::NoSuchVolume { name: name.into() })
     }

@@ -5,7 +5,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +19,7 @@ use super::message::{Inner, Message};
 use super::shared::{Shared, Volume};
 use super::stream::Stream;
 use super::stripe_io::SharedStripeIo;
-use crate::stages::keys::{Salt, SealingKey};
+use crate::stages::keys::{KeyEpoch, Salt, SealingKey};
 use crate::stages::record::{MAX_PLAIN_BYTES, RecordCodec};
 
 /// One shard of a volume.
@@ -62,7 +61,7 @@ pub struct Core {
     /// Where records are opened.
     pub scratch: RefCell<Vec<u8>>,
     shards: RefCell<HashMap<(u32, u16), Rc<Shard>>>,
-    sealers: RefCell<HashMap<u32, SealingKey>>,
+    sealers: RefCell<HashMap<u32, (KeyEpoch, SealingKey)>>,
     started: Instant,
 }
 
@@ -112,20 +111,22 @@ impl Core {
         all
     }
 
-    /// Runs `work` with the key that this reactor seals a volume's records under: one per mount, reactor and volume,
-    /// under a fresh random salt. `None` if the volume's key is gone.
-    pub fn with_sealer<T>(&self, volume: &Volume, work: impl FnOnce(&mut SealingKey) -> T) -> Option<T> {
+    /// Runs `work` with the key that this reactor seals a volume's records of an epoch under: one per mount, reactor,
+    /// volume and epoch, under a fresh random salt. `None` if the key is gone.
+    pub fn with_sealer<T>(
+        &self,
+        volume: &Volume,
+        epoch: KeyEpoch,
+        work: impl FnOnce(&mut SealingKey) -> T,
+    ) -> Option<T> {
         let mut sealers = self.sealers.borrow_mut();
-        let sealer = match sealers.entry(volume.id) {
-            Entry::Occupied(sealer) => sealer.into_mut(),
-            Entry::Vacant(place) => {
-                let key = self.shared.keyring.get(volume.lineage, volume.key_epoch)?;
-                let mut salt = [0; 16];
-                self.env().random(&mut salt);
-                place.insert(key.sealing_key(Salt(salt), &self.shared.engines))
-            }
-        };
-        Some(work(sealer))
+        if sealers.get(&volume.id).is_none_or(|(held, _)| *held != epoch) {
+            let key = self.shared.keyring.get(volume.lineage, epoch)?;
+            let mut salt = [0; 16];
+            self.env().random(&mut salt);
+            sealers.insert(volume.id, (epoch, key.sealing_key(Salt(salt), &self.shared.engines)));
+        }
+        sealers.get_mut(&volume.id).map(|(_, sealer)| work(sealer))
     }
 
     /// Takes messages for as long as there are senders.
@@ -142,6 +143,10 @@ impl Core {
             Inner::Piece(piece) => Box::pin(async move { task_core.serve_piece(piece).await }),
             Inner::Dump(request) => Box::pin(async move { task_core.dump(request).await }),
             Inner::Move(request) => Box::pin(async move { task_core.move_records(request).await }),
+            Inner::Rekey { volume, done } => Box::pin(async move {
+                task_core.rekey(&volume).await;
+                let _ = done.send(());
+            }),
             Inner::Forget { volume, done } => Box::pin(async move {
                 task_core.forget(&volume);
                 let _ = done.send(());

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::coordinator::Control;
 use super::shared::{Shared, Volume};
-use super::status::{Health, MemberStatus, PoolStatus, Space, VolumeStatus};
+use super::status::{Health, KeyStatus, MemberStatus, PoolStatus, Space, VolumeStatus};
 use super::volume::VolumeBackend;
 use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
@@ -51,6 +51,11 @@ pub enum VolumeError {
     Shrink { name: String, from_bytes: u64 },
     #[error("the pool has {count} volumes, the most it can have")]
     TooMany { count: usize },
+    #[error(
+        "volume {name:?} still has {left_bytes} bytes under the key before its last; they are being carried over, and then \
+         the next rotation can begin"
+    )]
+    Rotating { name: String, left_bytes: u64 },
     #[error("no randomness for a new key")]
     NoRandomness,
     #[error(transparent)]
@@ -107,6 +112,17 @@ impl Pool {
     /// Makes a volume larger.
     pub async fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<VolumeStatus, VolumeError> {
         self.ask(|reply| Control::Resize(name.into(), size_bytes, reply)).await.unwrap_or(Err(VolumeError::Closed))
+    }
+
+    /// Gives a volume a new key. New records are sealed under it from now on; the others are carried over in the
+    /// background, and then the older key is destroyed.
+    pub async fn rotate_key(&self, name: &str) -> Result<KeyStatus, VolumeError> {
+        self.ask(|reply| Control::Rotate(name.into(), reply)).await.unwrap_or(Err(VolumeError::Closed))
+    }
+
+    /// The keys of all volumes, oldest volume first.
+    pub fn keys(&self) -> Vec<KeyStatus> {
+        self.shared.all_volumes().iter().map(|volume| key_status(volume)).collect()
     }
 
     /// Takes a checkpoint.
@@ -208,6 +224,17 @@ impl Pool {
             free_bytes: (free - reserved) * segment * data,
             logical_bytes: volumes.iter().map(|volume| logical(volume) as u64).sum(),
         }
+    }
+}
+
+pub(super) fn key_status(volume: &Volume) -> KeyStatus {
+    KeyStatus {
+        volume: volume.name.clone(),
+        cipher: volume.cipher.name().to_owned(),
+        epoch: volume.keys.current().0,
+        rotating: volume.keys.lock().len() > 1,
+        left_bytes: volume.keys.left_bytes(),
+        stored_bytes: volume.stored_bytes.load(Ordering::Relaxed).max(0) as u64,
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) enum Inner {
     Dump(DumpRequest),
     /// Records of a segment that is being cleaned, for the receiver's shards.
     Move(MoveRequest),
+    /// Carry what is under a volume's older key over to the current one, as far as possible.
+    Rekey { volume: Arc<Volume>, done: oneshot::Sender<()> },
     /// Forget a deleted volume's shards.
     Forget { volume: Arc<Volume>, done: oneshot::Sender<()> },
     /// Write out what is open, and answer when nothing is under way any more.

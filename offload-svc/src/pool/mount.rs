@@ -132,9 +132,11 @@ pub async fn mount(
     let mut loaded = load(&stripes, &chosen.state).await?;
     let keyring = Arc::new(Keyring::new());
     for volume in loaded.volumes.values() {
-        let opened = kek.unwrap(&volume.wrapped);
-        let key = opened.map_err(|source| MountError::Key { volume: volume.name.clone(), source })?;
-        keyring.insert(key);
+        for wrapped in volume.keys.wrapped() {
+            let opened = kek.unwrap(&wrapped);
+            let key = opened.map_err(|source| MountError::Key { volume: volume.name.clone(), source })?;
+            keyring.insert(key);
+        }
     }
     let replay = if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
     check_lost(&replay.streams.lost(&loaded.settled), options.force, &mut report)?;
@@ -259,6 +261,15 @@ impl Loaded {
         match section {
             Section::Volume(volume) => {
                 self.volumes.insert(volume.id, Arc::new(*volume));
+            }
+            Section::OlderKey { volume, wrapped } => {
+                let volume = self.volumes.get(&volume).ok_or(DecodeError::Field("older key"))?;
+                let mut keys = volume.keys.lock();
+                let before = keys.len() == 1 && wrapped.epoch().0.checked_add(1) == Some(volume.keys.current().0);
+                if !before || wrapped.lineage() != volume.lineage {
+                    return Err(DecodeError::Field("older key"));
+                }
+                keys.insert(0, wrapped);
             }
             Section::Shard { volume, shard, watermark } => {
                 if !self.volumes.contains_key(&volume) || shard >= SHARDS_PER_VOLUME {

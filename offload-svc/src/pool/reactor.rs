@@ -23,6 +23,7 @@ use super::members::{Excluder, Exclusion, MemberIo};
 use super::message::{Channels, Courier, Message};
 use super::mount::{Mounted, stripe_io};
 use super::options::OptionError;
+use super::rotate;
 use super::shared::{Shared, Volume};
 use super::space::Admission;
 use super::stream::Stream;
@@ -162,6 +163,7 @@ impl PoolReactor {
             env.spawn(Box::pin(coordinator::serve_membership(superblocks, Rc::clone(&core), seed.exclusions)));
             env.spawn(Box::pin(coordinator::keep_time(Rc::clone(&core))));
             env.spawn(Box::pin(clean::run(Rc::clone(&core))));
+            rotate::go_on(&core);
         }
         Ok(Self { core })
     }

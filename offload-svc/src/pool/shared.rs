@@ -4,8 +4,8 @@
 //! bytes, used blocks and extents are counted once, by [`Books`], whenever a map changes.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use futures::channel::mpsc::UnboundedSender;
 use tokio::sync::Notify;
@@ -36,8 +36,7 @@ pub struct Volume {
     pub compression: Compression,
     pub cipher: Cipher,
     pub lineage: LineageId,
-    pub key_epoch: KeyEpoch,
-    pub wrapped: WrappedKey,
+    pub keys: VolumeKeys,
     /// Being deleted: nothing new is taken.
     pub closing: AtomicBool,
     pub used_blocks: AtomicI64,
@@ -45,6 +44,52 @@ pub struct Volume {
     /// Requests under way, and who waits for none.
     pub in_flight: AtomicU64,
     pub idle: Notify,
+}
+
+/// The keys of a volume: one, or two while records go over from the older to the newer.
+#[derive(Debug)]
+pub struct VolumeKeys {
+    /// The epoch that new records are sealed in.
+    current: AtomicU32,
+    /// Oldest first.
+    wrapped: Mutex<Vec<WrappedKey>>,
+    /// Stored bytes in even epochs and in odd ones: no third epoch begins before the first is empty.
+    stored: [AtomicI64; 2],
+}
+
+impl VolumeKeys {
+    pub fn new(wrapped: WrappedKey) -> Self {
+        let current = AtomicU32::new(wrapped.epoch().0);
+        Self { current, wrapped: Mutex::new(vec![wrapped]), stored: [AtomicI64::new(0), AtomicI64::new(0)] }
+    }
+
+    /// The epoch that new records are sealed in.
+    pub fn current(&self) -> KeyEpoch {
+        KeyEpoch(self.current.load(Ordering::SeqCst))
+    }
+
+    pub fn set_current(&self, epoch: KeyEpoch) {
+        self.current.store(epoch.0, Ordering::SeqCst);
+    }
+
+    /// The wrapped keys, oldest first.
+    pub fn wrapped(&self) -> Vec<WrappedKey> {
+        self.lock().clone()
+    }
+
+    /// Changes which keys the next checkpoint holds.
+    pub fn lock(&self) -> MutexGuard<'_, Vec<WrappedKey>> {
+        self.wrapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stored_in(&self, epoch: u32) -> &AtomicI64 {
+        &self.stored[epoch as usize % 2]
+    }
+
+    /// Bytes at rest under another key than the current one.
+    pub fn left_bytes(&self) -> u64 {
+        self.stored_in(self.current().0 ^ 1).load(Ordering::SeqCst).max(0) as u64
+    }
 }
 
 /// The volumes by name.
@@ -141,6 +186,7 @@ impl<'a> Books<'a> {
         self.segments.count_live(extent.location.stripe.segment, stored);
         self.extents.fetch_add(sign, Ordering::Relaxed);
         self.volume.stored_bytes.fetch_add(stored, Ordering::Relaxed);
+        self.volume.keys.stored_in(extent.key_epoch).fetch_add(stored, Ordering::SeqCst);
         self.volume.used_blocks.fetch_add(i64::from(extent.count) * sign, Ordering::Relaxed);
     }
 }

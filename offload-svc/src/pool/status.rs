@@ -148,6 +148,23 @@ pub struct VolumeStatus {
     pub stored_bytes: u64,
 }
 
+/// The keys of one volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KeyStatus {
+    /// The volume's name.
+    pub volume: String,
+    /// Its cipher.
+    pub cipher: String,
+    /// Which of its keys new records are sealed under, from 0.
+    pub epoch: u32,
+    /// An older key still exists: records are being carried over to the new one.
+    pub rotating: bool,
+    /// Bytes at rest under the older key.
+    pub left_bytes: u64,
+    /// Bytes at rest in all.
+    pub stored_bytes: u64,
+}
+
 /// What a mount found and did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct MountReport {

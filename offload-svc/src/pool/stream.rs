@@ -76,6 +76,9 @@ pub struct Stream {
     segment: RefCell<Option<Rc<OpenSegment>>>,
     number: Cell<u64>,
     history: Cell<History>,
+    /// Records ever appended, and ever settled.
+    appended: Cell<u64>,
+    settled_records: Cell<u64>,
     changed: Notify,
     spare: RefCell<Vec<Vec<u8>>>,
 }
@@ -124,6 +127,7 @@ impl Stream {
         filled?;
         let (done, written) = oneshot::channel();
         let (payload_offset, stored_bytes) = (start as u32, stored as u32);
+        self.appended.set(self.appended.get() + 1);
         open.entries.push(Entry { shard: Rc::clone(shard), change, payload_offset, stored_bytes, done });
         self.changed.notify_waiters();
         Ok(written)
@@ -149,6 +153,18 @@ impl Stream {
     /// Nothing gathered, nothing under way.
     pub fn is_idle(&self) -> bool {
         self.open.borrow().entries.is_empty() && self.ready.borrow().is_empty() && self.flights.borrow().is_empty()
+    }
+
+    /// Waits until what has been appended up to now is settled, whatever is appended meanwhile.
+    pub async fn settled_so_far(&self) {
+        let appended = self.appended.get();
+        loop {
+            let changed = self.changed.notified();
+            if self.settled_records.get() >= appended {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Waits until all that has been appended is settled.
@@ -284,6 +300,7 @@ impl Stream {
                 entry.shard.apply(&core.shared, &entry.change, location);
             }
             entry.shard.mark_applied(&entry.change);
+            self.settled_records.set(self.settled_records.get() + 1);
             // Whoever asked may have gone.
             let _ = entry.done.send(result);
         }

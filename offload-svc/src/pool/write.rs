@@ -159,7 +159,7 @@ impl Core {
         let generation = shard.take_generation();
         let birth = birth_of(shard, part.clone(), generation);
         let blocks = (part.end - part.start) as u16;
-        let change = Change::Insert { lba: part.start, blocks, generation, key_epoch: shard.volume.key_epoch.0 };
+        let change = Change::Insert { lba: part.start, blocks, generation, key_epoch: birth.key_epoch.0 };
         self.log(shard, Kind::Data, birth, change, plain)
     }
 
@@ -175,7 +175,7 @@ impl Core {
         let owner = Owner { volume: volume.id, shard: shard.number };
         let sealing = Sealing { kind, birth, owner, compression: volume.compression, block_crcs: None };
         let bound = sealed_bound(plain.len(), volume.block_shift);
-        let appended = self.with_sealer(volume, |key| {
+        let appended = self.with_sealer(volume, birth.key_epoch, |key| {
             self.stream.append(shard, change, bound, |out| {
                 let header = self.codec.borrow_mut().seal(&sealing, plain, key, out)?;
                 Ok::<usize, SealError>(header.record_bytes())
@@ -193,7 +193,7 @@ impl Core {
     }
 
     /// Waits until there is room for a write, or says why there won't be.
-    async fn admit(&self, shard: &Shard, range: &Range<u64>) -> Result<Admitted, Outcome> {
+    pub(super) async fn admit(&self, shard: &Shard, range: &Range<u64>) -> Result<Admitted, Outcome> {
         let shared = &self.shared;
         let bytes = records_of(shard, range.clone()).map(|part| bound_of(shard, &part) as u64).sum();
         loop {
@@ -278,7 +278,7 @@ fn records_of(shard: &Shard, range: Range<u64>) -> impl Iterator<Item = Range<u6
     })
 }
 
-fn bound_of(shard: &Shard, part: &Range<u64>) -> usize {
+pub(super) fn bound_of(shard: &Shard, part: &Range<u64>) -> usize {
     let shift = shard.volume.block_shift;
     sealed_bound(((part.end - part.start) << shift) as usize, shift)
 }
@@ -287,7 +287,7 @@ fn birth_of(shard: &Shard, range: Range<u64>, generation: u64) -> Birth {
     let volume = &shard.volume;
     Birth {
         lineage: volume.lineage,
-        key_epoch: volume.key_epoch,
+        key_epoch: volume.keys.current(),
         lba: range.start,
         block_count: range.end - range.start,
         block_shift: volume.block_shift,

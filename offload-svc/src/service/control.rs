@@ -15,7 +15,7 @@ use super::live::{ChangeRefused, Live, OpenError, ReleaseError};
 use super::views;
 use crate::config::schema::{Listener, Namespace, Subsystem};
 use crate::manage::request::{
-    HostRequest, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
+    HostRequest, KeyRotation, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
     VolumeRemoval, VolumeRequest, VolumeResize,
 };
 use crate::manage::{CALL_LIMIT, Control, Refusal, RefusalKind, metrics, view};
@@ -35,6 +35,21 @@ impl Control for ServiceControl {
 
     fn volumes(&self) -> Result<Vec<view::Volume>, Refusal> {
         views::volumes(&self.0).ok_or_else(no_pool)
+    }
+
+    fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal> {
+        let pool = self.0.storage().ok_or_else(no_pool)?.pool();
+        Ok(pool.keys().iter().map(views::key).collect())
+    }
+
+    fn rotate_key(&self, request: KeyRotation) -> BoxFuture<'static, Result<view::VolumeKey, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let pool = live.storage().ok_or_else(no_pool)?.pool();
+            let rotated = pool.rotate_key(request.volume.as_str()).await.map_err(volume_refusal)?;
+            Ok(views::key(&rotated))
+        }
+        .boxed()
     }
 
     fn subsystems(&self) -> Vec<view::Subsystem> {
@@ -217,7 +232,7 @@ fn volume_refusal(error: VolumeError) -> Refusal {
     use VolumeError as E;
     let kind = match &error {
         E::NoSuchVolume { .. } => RefusalKind::NotFound,
-        E::NameTaken { .. } | E::UuidTaken { .. } => RefusalKind::Conflict,
+        E::NameTaken { .. } | E::UuidTaken { .. } | E::Rotating { .. } => RefusalKind::Conflict,
         E::Checkpoint(CheckpointError::NoSpace | CheckpointError::MemberFull) => RefusalKind::NoSpace,
         E::Checkpoint(_) | E::Closed | E::NoRandomness => RefusalKind::Unavailable,
         E::BadName { .. } | E::BlockSize { .. } | E::Size { .. } | E::Shrink { .. } | E::TooMany { .. } => {

@@ -14,7 +14,7 @@ use crate::buffers::ClassSnapshot;
 use crate::config::values::BackendSpec;
 use crate::manage::metrics::Snapshot;
 use crate::manage::view;
-use crate::pool::{Health, MemberState, MemberStatus, MountReport, PoolStatus, Space, VolumeStatus};
+use crate::pool::{Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, Space, VolumeStatus};
 use crate::reactor::ReactorSnapshot;
 
 pub(super) fn status(live: &Live) -> view::Status {
@@ -141,6 +141,17 @@ fn mount(report: &MountReport, formatted: bool) -> view::MountReport {
 pub(super) fn volumes(live: &Live) -> Option<Vec<view::Volume>> {
     let volumes = live.storage()?.pool().volumes();
     Some(volumes.iter().map(|volume| self::volume(live, volume)).collect())
+}
+
+pub(super) fn key(key: &KeyStatus) -> view::VolumeKey {
+    view::VolumeKey {
+        volume: key.volume.clone(),
+        cipher: key.cipher.clone(),
+        epoch: key.epoch.into(),
+        rotating: key.rotating,
+        left_bytes: key.left_bytes,
+        stored_bytes: key.stored_bytes,
+    }
 }
 
 pub(super) fn volume(live: &Live, volume: &VolumeStatus) -> view::Volume {

@@ -4,6 +4,7 @@ mod basic;
 mod crash;
 mod faults;
 mod harness;
+mod keys;
 mod lost;
 mod media;
 mod model;

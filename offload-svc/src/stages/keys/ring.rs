@@ -40,6 +40,13 @@ impl Keyring {
         self.keys.read().unwrap_or_else(PoisonError::into_inner).get(&(lineage, epoch)).cloned()
     }
 
+    /// Drops one key of a lineage: what it sealed opens no more in this process.
+    pub fn forget_epoch(&self, lineage: LineageId, epoch: KeyEpoch) {
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        keys.remove(&(lineage, epoch));
+        self.forgotten.fetch_add(1, Ordering::Release);
+    }
+
     /// Drops all keys of a lineage: its records open no more in this process.
     pub fn forget(&self, lineage: LineageId) {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);

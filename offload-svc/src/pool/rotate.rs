@@ -1,0 +1,186 @@
+//! Giving a volume a new key, and carrying its records over.
+//!
+//! Owns the order of a rotation. Must not know how records are sealed. Invariants: the new key is durable before the first
+//! record is sealed under it; the older one is given up only when nothing on the members needs it, and until then both
+//! stand in every checkpoint, so that a rotation that was cut short goes on at the next mount.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nvmf_target::backend::Outcome;
+use tokio::sync::oneshot;
+
+use super::coordinator::{Control, Coordinator};
+use super::core::{Core, Shard};
+use super::handle::{VolumeError, key_status};
+use super::message::{Inner, Message};
+use super::shared::{InFlight, Volume};
+use super::status::KeyStatus;
+use super::stream::yield_now;
+use super::write::{all_written, bound_of};
+use crate::stages::keys::{KeyEpoch, LineageKey};
+
+/// Extents looked at before others get their turn.
+const LOOK_EXTENTS: usize = 2048;
+/// How long what could not be carried over is let alone.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+
+impl Coordinator {
+    /// Makes a key, makes it durable, and has new records sealed under it.
+    pub(super) async fn rotate(&self, name: &str) -> Result<KeyStatus, VolumeError> {
+        let volume = self.find(name)?;
+        if volume.keys.lock().len() > 1 {
+            return Err(VolumeError::Rotating { name: name.into(), left_bytes: volume.keys.left_bytes() });
+        }
+        let epoch = KeyEpoch(volume.keys.current().0.checked_add(1).ok_or(VolumeError::NoRandomness)?);
+        let key = LineageKey::generate(volume.lineage, epoch, volume.cipher).map_err(|_| VolumeError::NoRandomness)?;
+        let wrapped = key.wrap(&self.kek).map_err(|_| VolumeError::NoRandomness)?;
+        self.core.shared.keyring.insert(key);
+        volume.keys.lock().push(wrapped);
+        if let Err(error) = self.checkpoint(false).await {
+            // It may be durable all the same: then the next mount finishes the rotation. Nothing is sealed under it here.
+            volume.keys.lock().pop();
+            self.core.shared.keyring.forget_epoch(volume.lineage, epoch);
+            return Err(error.into());
+        }
+        volume.keys.set_current(epoch);
+        tracing::info!(volume = name, epoch = epoch.0, "new key; what is under the older one is carried over");
+        carry_over(&self.core, Arc::clone(&volume));
+        Ok(key_status(&volume))
+    }
+
+    /// Gives the older key up, if nothing needs it any longer; tells whether that is so.
+    pub(super) async fn finish_rotation(&self, volume: &Arc<Volume>) -> bool {
+        if self.find(&volume.name).is_ok_and(|found| !Arc::ptr_eq(&found, volume)) || volume.is_closing() {
+            return true;
+        }
+        if volume.keys.left_bytes() > 0 {
+            return false;
+        }
+        let older = {
+            let mut keys = volume.keys.lock();
+            if keys.len() < 2 {
+                return true;
+            }
+            keys.remove(0)
+        };
+        if self.checkpoint(false).await.is_err() {
+            volume.keys.lock().insert(0, older);
+            return false;
+        }
+        self.core.shared.keyring.forget_epoch(volume.lineage, older.epoch());
+        tracing::info!(volume = volume.name, epoch = older.epoch().0, "the older key is given up: nothing is under it");
+        true
+    }
+}
+
+/// Goes on with the rotations that an earlier mount began.
+pub fn go_on(core: &Rc<Core>) {
+    for volume in core.shared.all_volumes() {
+        if volume.keys.lock().len() > 1 {
+            carry_over(core, volume);
+        }
+    }
+}
+
+/// Has every reactor carry its part over, again and again until nothing is left.
+fn carry_over(core: &Rc<Core>, volume: Arc<Volume>) {
+    let task_core = Rc::clone(core);
+    core.env().spawn(Box::pin(async move {
+        let shared = &task_core.shared;
+        loop {
+            for reactor in 0..shared.reactors {
+                let (done, carried) = oneshot::channel();
+                let rekey = Inner::Rekey { volume: Arc::clone(&volume), done };
+                shared.courier.send(reactor, Message(rekey));
+                // A reactor that has ended carries nothing: the next mount does.
+                let _ = carried.await;
+            }
+            if volume.is_closing() || shared.closing.load(Ordering::SeqCst) {
+                return;
+            }
+            let (reply, finished) = oneshot::channel();
+            let asked = shared.control.unbounded_send(Control::FinishRotation(Arc::clone(&volume), reply));
+            if asked.is_err() || finished.await.unwrap_or(true) {
+                return;
+            }
+            task_core.env().sleep_until(task_core.env().now() + TRY_AGAIN).await;
+        }
+    }));
+}
+
+impl Core {
+    /// Carries over what this reactor has of a volume, one record at a time. What can't be read, or finds no room, stays.
+    pub async fn rekey(&self, volume: &Arc<Volume>) {
+        // Whatever was sealed under the older key before is in the maps then.
+        self.stream.settled_so_far().await;
+        for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, volume)) {
+            let mut at = 0;
+            while let Some(next) = self.next_outdated(&shard, &mut at).await {
+                if self.is_stopping(volume) {
+                    return;
+                }
+                let _in_flight = InFlight::on(volume);
+                if self.carry(&shard, next).await != Outcome::Success {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn is_stopping(&self, volume: &Volume) -> bool {
+        volume.is_closing() || self.shared.closing.load(Ordering::SeqCst)
+    }
+
+    /// The next extent under the older key from `at` on, which is moved past it.
+    async fn next_outdated(&self, shard: &Shard, at: &mut u64) -> Option<Range<u64>> {
+        loop {
+            if self.is_stopping(&shard.volume) {
+                return None;
+            }
+            let current = shard.volume.keys.current().0;
+            let (mut looked, mut found) = (0, None);
+            for (lba, extent) in shard.map.borrow().from(*at).take(LOOK_EXTENTS) {
+                looked += 1;
+                *at = lba + u64::from(extent.count);
+                if extent.key_epoch != current {
+                    found = Some(lba..*at);
+                    break;
+                }
+            }
+            if found.is_some() || looked < LOOK_EXTENTS {
+                return found;
+            }
+            yield_now().await;
+        }
+    }
+
+    /// Writes what is still under the older key in a range anew, as a host would, with overlapping writes held off.
+    async fn carry(&self, shard: &Rc<Shard>, range: Range<u64>) -> Outcome {
+        let _admitted = match self.admit(shard, &range).await {
+            Ok(admitted) => admitted,
+            Err(outcome) => return outcome,
+        };
+        let _held = shard.locks.enter(range.clone(), true).await;
+        let current = shard.volume.keys.current().0;
+        let outdated: Vec<Range<u64>> = {
+            let map = shard.map.borrow();
+            let old = map.overlapping(range).filter(|(_, extent)| extent.key_epoch != current);
+            old.map(|(lba, extent)| lba..lba + u64::from(extent.count)).collect()
+        };
+        let mut pending = Vec::new();
+        for part in outdated {
+            // A block that is lost stays where it is, and so does its key, until it is written or deallocated.
+            let Ok(plain) = self.read_to_memory(shard, part.clone()).await else { continue };
+            self.stream.room_for(self, bound_of(shard, &part)).await;
+            match self.log_data(shard, part, &plain) {
+                Ok(written) => pending.push(written),
+                Err(outcome) => return outcome,
+            }
+        }
+        all_written(pending).await
+    }
+}
