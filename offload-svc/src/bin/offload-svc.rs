@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use offload_svc::config::{self, Checked, Machine};
+use offload_svc::pool::Force;
 use offload_svc::service::{self, ServiceError};
 
 /// The storage-offload service: an NVMe-oF target that compresses, encrypts, checksums and erasure-codes inline.
@@ -23,11 +24,24 @@ struct Cli {
     /// Check the configuration, print the memory plan, and exit.
     #[arg(long, requires = "config")]
     check: bool,
+    /// Mount the pool in spite of a reason not to, which the refused start has named; may be repeated. For this start only.
+    #[arg(long, value_name = "REASON", value_enum, requires = "config", conflicts_with = "check")]
+    force: Vec<ForceReason>,
     /// With --check or explain: JSON.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
     command: Option<Command>,
+}
+
+/// What `--force` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ForceReason {
+    /// So many members are missing that they could be in use elsewhere as a newer pool. If they are, both go on apart, and
+    /// what one of the two writes from then on is lost.
+    Rival,
+    /// Writes that were completed can't be read from the members that are there: their blocks show what was there before.
+    LostWrites,
 }
 
 #[derive(Debug, Subcommand)]
@@ -42,7 +56,7 @@ fn main() -> ExitCode {
         (Some(Command::Explain), _) => print(service::explain(cli.json).map_err(Into::into)),
         (None, Some(file)) => match config::load_checked(file, environment(), &Machine::probe()) {
             Ok(checked) if cli.check => print(check(&checked, cli.json)),
-            Ok(checked) => serve(checked),
+            Ok(checked) => serve(checked, force(&cli.force)),
             Err(error) => fail(&error.into()),
         },
         (None, None) => {
@@ -75,9 +89,13 @@ fn check(checked: &Checked, json: bool) -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn serve(checked: Checked) -> ExitCode {
+fn force(reasons: &[ForceReason]) -> Force {
+    Force { rival: reasons.contains(&ForceReason::Rival), lost_writes: reasons.contains(&ForceReason::LostWrites) }
+}
+
+fn serve(checked: Checked, force: Force) -> ExitCode {
     service::log_to_stderr(&checked.config.service);
-    match service::run(checked, announce) {
+    match service::run(checked, force, announce) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

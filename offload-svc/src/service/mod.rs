@@ -29,6 +29,7 @@ pub use storage::{CloseError, StorageError};
 
 use crate::config::Checked;
 use crate::manage::server;
+use crate::pool::Force;
 use control::ServiceControl;
 use live::Live;
 use signals::Signals;
@@ -36,16 +37,17 @@ use signals::Signals;
 /// Threads of the control plane: accepting, admin queues, management. One may be preempted without the other waiting.
 const CONTROL_THREADS: usize = 2;
 
-/// Runs the service until it is told to stop. `announce` gets the line that says how to attach, once it is ready.
+/// Runs the service until it is told to stop. `force` says in spite of what the pool is mounted. `announce` gets the line that
+/// says how to attach, once it is ready.
 ///
 /// # Errors
 /// If it can't start, if a part of it fails, or if it can't stop cleanly.
-pub fn run(checked: Checked, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
+pub fn run(checked: Checked, force: Force, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
     crate::stages::keys::protect_process().map_err(ServiceError::Protect)?;
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(CONTROL_THREADS).thread_name("control").enable_all().build();
     let runtime = runtime.map_err(ServiceError::Runtime)?;
-    let result = runtime.block_on(serve(checked, announce));
+    let result = runtime.block_on(serve(checked, force, announce));
     // Whatever a failed stop left running must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
@@ -54,11 +56,11 @@ pub fn run(checked: Checked, announce: impl FnOnce(&str)) -> Result<(), ServiceE
 /// Time that the pool has to close, however long the target has taken.
 const CLOSE_LEAST: Duration = Duration::from_secs(2);
 
-async fn serve(checked: Checked, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
+async fn serve(checked: Checked, force: Force, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
     let mut signals = Signals::new().map_err(ServiceError::Signals)?;
     let drain = Duration::from_millis(checked.config.service.drain_timeout_ms);
     let started = tokio::select! {
-        started = start::start(checked) => started?,
+        started = start::start(checked, force) => started?,
         signal = signals.next() => {
             tracing::info!(signal, "told to stop while starting");
             return Ok(());

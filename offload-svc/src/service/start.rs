@@ -17,6 +17,7 @@ use crate::config::check::{MAX_HOSTS, MAX_LISTENERS, MAX_NSID, MAX_SUBSYSTEMS};
 use crate::config::plan::QUEUE_STAGING_BYTES;
 use crate::config::{Checked, Config};
 use crate::manage::server::Socket;
+use crate::pool::Force;
 use crate::reactor::{Reactors, Settings};
 
 /// A service that is up and not yet announced.
@@ -30,7 +31,7 @@ pub(super) struct Started {
 }
 
 /// Starts everything that `checked` asks for.
-pub(super) async fn start(checked: Checked) -> Result<Started, ServiceError> {
+pub(super) async fn start(checked: Checked, force: Force) -> Result<Started, ServiceError> {
     prepare::folders(&checked.config)?;
     let socket = Socket::bind(&checked.config.service.socket)?;
     // Nobody else has this socket now, so nobody else changes the state file.
@@ -42,7 +43,7 @@ pub(super) async fn start(checked: Checked) -> Result<Started, ServiceError> {
     let reactors = reactors.map_err(|_| ServiceError::Bug)??;
     tracing::info!(count = reactors.count(), platform = reactors.platform(), "reactors run");
     let attach = attach_line(&checked.config);
-    match bring_up(checked, reactors.clone()).await {
+    match bring_up(checked, force, reactors.clone()).await {
         Ok(live) => Ok(Started { live, socket, attach }),
         Err(error) => {
             let _ = tokio::task::spawn_blocking(move || reactors.stop(Duration::from_secs(1))).await;
@@ -51,7 +52,7 @@ pub(super) async fn start(checked: Checked) -> Result<Started, ServiceError> {
     }
 }
 
-async fn bring_up(checked: Checked, reactors: Reactors) -> Result<Arc<Live>, ServiceError> {
+async fn bring_up(checked: Checked, force: Force, reactors: Reactors) -> Result<Arc<Live>, ServiceError> {
     let target = Target::new(TargetConfig {
         limits: limits(&checked.config),
         firmware: firmware(),
@@ -60,7 +61,7 @@ async fn bring_up(checked: Checked, reactors: Reactors) -> Result<Arc<Live>, Ser
         queues: Arc::new(reactors.clone()),
         runtime: Handle::current(),
     });
-    let storage = Storage::open(&checked, &reactors).await?;
+    let storage = Storage::open(&checked, force, &reactors).await?;
     let live = Arc::new(Live::new(checked, reactors, target, storage));
     match populate(&live).await {
         Ok(()) => Ok(live),

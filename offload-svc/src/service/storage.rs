@@ -14,8 +14,8 @@ use crate::config::schema::Volume;
 use crate::config::values::ByteSize;
 use crate::config::{Checked, Config, ConfigError, Reason, Sources};
 use crate::pool::{
-    self, CheckpointError, Courier, Env, FormatError, Inspection, MemberInput, Message, MountError, Mounted, Pool,
-    PoolReactor, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
+    self, CheckpointError, Courier, Env, Force, FormatError, Inspection, MemberInput, Message, MountError,
+    MountOptions, Mounted, Pool, PoolReactor, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
 };
 use crate::reactor::disk::FileError;
 use crate::reactor::env::ReactorEnv;
@@ -90,7 +90,11 @@ pub(super) struct Storage {
 
 impl Storage {
     /// Mounts the pool of the configuration, or formats its members if they are blank; none without members.
-    pub(super) async fn open(checked: &Checked, reactors: &Reactors) -> Result<Option<Self>, StorageError> {
+    pub(super) async fn open(
+        checked: &Checked,
+        force: Force,
+        reactors: &Reactors,
+    ) -> Result<Option<Self>, StorageError> {
         let config = &checked.config;
         if config.pool.members.is_empty() {
             return Ok(None);
@@ -100,7 +104,8 @@ impl Storage {
         if formatted {
             format(config, reactors, &members).await?;
         }
-        let mounted = mount(config, reactors, &members, key).await?;
+        let options = MountOptions { force, ..config.pool.mount_options() };
+        let mounted = mount(options, reactors, &members, key).await?;
         let pool = spread(mounted, reactors, &members).await?;
         let storage = Self { pool, members, formatted };
         for (index, volume) in config.volumes.iter().enumerate() {
@@ -267,12 +272,11 @@ async fn format(config: &Config, reactors: &Reactors, members: &Members) -> Resu
 }
 
 async fn mount(
-    config: &Config,
+    options: MountOptions,
     reactors: &Reactors,
     members: &Members,
     key: KeyEncryptionKey,
 ) -> Result<Mounted, StorageError> {
-    let options = config.pool.mount_options();
     let (members, inputs) = (members.clone(), inputs(members));
     let work = move |local| async move {
         let env: Rc<dyn Env> = Rc::new(ReactorEnv::new(local, members));

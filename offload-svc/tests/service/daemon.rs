@@ -26,31 +26,40 @@ const BLOCK_BYTES: usize = 4096;
 pub struct Site {
     folder: tempfile::TempDir,
     pub port: u16,
+    k: usize,
+    m: usize,
 }
 
 impl Site {
     /// A 2+1 pool with an 64 MiB volume behind namespace 1, and 16 MiB of memory behind namespace 2.
     pub fn new() -> Self {
+        Self::of_members(2, MEMBERS - 2)
+    }
+
+    /// The same with a pool of k+m members.
+    pub fn of_members(k: usize, m: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let site = Self { folder, port: free_port() };
+        let site = Self { folder, port: free_port(), k, m };
         site.configure(&site.text());
         site
     }
 
     pub fn text(&self) -> String {
         let dir = self.path().display();
-        let members: Vec<String> = (0..MEMBERS).map(|i| format!("\"file:{dir}/member-{i}\"")).collect();
+        let members: Vec<String> = (0..self.k + self.m).map(|i| format!("\"file:{dir}/member-{i}\"")).collect();
         format!(
             "[service]\nsocket = \"{dir}/control.sock\"\nlog = \"info\"\n\
              [reactors]\ncount = 2\nhugepages = \"off\"\n[buffers]\nmemory = \"64MiB\"\n\
              [limits]\nhosts = 8\nqueues = 4\nqueue_depth = 32\n\
-             [pool]\nk = 2\nm = 1\nmembers = [{}]\nmember_size = \"128MiB\"\nsegment_size = \"1MiB\"\n\
+             [pool]\nk = {}\nm = {}\nmembers = [{}]\nmember_size = \"128MiB\"\nsegment_size = \"1MiB\"\n\
              map_memory = \"16MiB\"\nkey_file = \"{dir}/pool.key\"\n\
              [[volume]]\nname = \"vol0\"\nsize = \"64MiB\"\n\
              [[subsystem]]\nnqn = \"{NQN}\"\nallow_any_host = true\n\
              [[subsystem.namespace]]\nnsid = 1\nbackend = \"pool:vol0\"\n\
              [[subsystem.namespace]]\nnsid = 2\nbackend = \"mem:16MiB\"\n\
              [[listener]]\naddress = \"127.0.0.1\"\nport = {}\n",
+            self.k,
+            self.m,
             members.join(", "),
             self.port
         )
@@ -79,7 +88,13 @@ impl Site {
 
     /// The same, with environment variables.
     pub fn start_with(&self, environment: &[(&str, &str)]) -> Daemon {
+        self.start_by(&[], environment)
+    }
+
+    /// The same, with arguments.
+    pub fn start_by(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Daemon {
         let mut command = daemon_command(&self.config());
+        command.args(arguments);
         let mut child = command.envs(environment.iter().copied()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         let (sender, line) = std::sync::mpsc::channel();
@@ -96,7 +111,12 @@ impl Site {
 
     /// Runs the daemon to its end, which must be a refusal; gives exit code and stderr.
     pub fn refused(&self, config: &Path) -> (i32, String) {
-        let output = ended(daemon_command(config).stdout(Stdio::piped()).stderr(Stdio::piped()));
+        self.refused_with(config, &[])
+    }
+
+    /// The same, with arguments.
+    pub fn refused_with(&self, config: &Path, arguments: &[&str]) -> (i32, String) {
+        let output = ended(daemon_command(config).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()));
         assert!(output.stdout.is_empty(), "a refused start announces nothing");
         (output.status.code().expect("an exit code"), String::from_utf8_lossy(&output.stderr).into_owned())
     }

@@ -72,6 +72,46 @@ fn members_that_hold_anything_are_never_formatted() {
 }
 
 #[test]
+fn a_pool_that_could_have_a_rival_is_mounted_only_by_force() {
+    const GONE: [usize; 4] = [1, 2, 4, 5];
+    let site = Site::of_members(2, 4);
+    let daemon = site.start();
+    daemon.connect().write(1, 5, 55);
+    assert_eq!(daemon.stop(), 0);
+    let aside = site.path().join("aside");
+    std::fs::create_dir(&aside).unwrap();
+    for member in GONE {
+        std::fs::rename(site.member(member), aside.join(member.to_string())).unwrap();
+    }
+    for force in [&[][..], &["--force", "lost-writes"]] {
+        let (code, error) = site.refused_with(&site.config(), force);
+        assert_eq!((code, error.lines().filter(|line| line.starts_with("offload-svc: ")).count()), (4, 1), "{error}");
+        assert!(error.contains("the missing members [1, 2, 4, 5] could be in use elsewhere"), "{error}");
+        assert!(error.contains("start once with --force rival"), "{error}");
+    }
+    let daemon = site.start_by(&["--force", "rival"], &[]);
+    let mut host = daemon.connect();
+    assert_eq!(host.stamp(1, 5), Some(55));
+    host.write(1, 6, 66);
+    assert_eq!(site.ask(&["pool", "show"])["health"]["members_active"], 2);
+    assert_eq!(daemon.stop(), 0);
+    // It was for that start; the set is smaller now, and nobody else can have gone on with it.
+    let daemon = site.start();
+    let mut host = daemon.connect();
+    assert_eq!((host.stamp(1, 5), host.stamp(1, 6)), (Some(55), Some(66)));
+    assert_eq!(daemon.stop(), 0);
+    // Those that come back after all are of an older set, and serve nothing.
+    for member in GONE {
+        std::fs::rename(aside.join(member.to_string()), site.member(member)).unwrap();
+    }
+    let daemon = site.start();
+    assert_eq!(daemon.connect().stamp(1, 6), Some(66));
+    assert_eq!(daemon.stop(), 0);
+    let (code, error) = site.refused_with(&site.config(), &["--force", "everything"]);
+    assert!(code == 2 && error.contains("[possible values: rival, lost-writes]"), "{error}");
+}
+
+#[test]
 fn a_lost_key_is_not_replaced_by_a_new_one() {
     let site = Site::new();
     assert_eq!(site.start().stop(), 0);
