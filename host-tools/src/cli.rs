@@ -39,9 +39,9 @@ pub enum Command {
     Read(Read),
     /// Copy a file or standard input to a namespace.
     Write(Write),
-    /// Write blocks that say where they belong, read them back, name every one that is wrong.
+    /// Write blocks that say where they belong, read them back, name every one that is wrong. What was there is lost.
     Verify(Verify),
-    /// Measure operations per second and latency.
+    /// Measure operations per second and latency. Workloads that write overwrite what is there.
     Perf(Perf),
 }
 

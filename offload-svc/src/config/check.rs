@@ -211,8 +211,9 @@ impl Checker<'_> {
                 let reason = Reason::Duplicate { first: format!("volume[{earlier}].name"), advice };
                 self.report(&["volume", &position, "name"], reason);
             }
-            let unit = ByteSize(volume.block_size.bytes().into());
-            self.size(&["volume", &position, "size"], volume.size, unit, ByteSize::mib(1), ByteSize(1 << 54));
+            if let Err(reason) = volume_size(volume.size, volume.block_size) {
+                self.report(&["volume", &position, "size"], reason);
+            }
         }
     }
 
@@ -345,6 +346,11 @@ fn size(value: ByteSize, unit: ByteSize, min: ByteSize, max: ByteSize) -> Result
 pub fn memory_size(value: ByteSize, block_size: Option<BlockSize>) -> Result<(), Reason> {
     let unit = ByteSize(block_size.unwrap_or(BlockSize::B4096).bytes().into());
     size(value, unit, ByteSize::mib(1), ByteSize(1 << 50))
+}
+
+/// The size of a volume: likewise.
+pub fn volume_size(value: ByteSize, block_size: BlockSize) -> Result<(), Reason> {
+    size(value, ByteSize(block_size.bytes().into()), ByteSize::mib(1), ByteSize(1 << 54))
 }
 
 /// A volume that a namespace names but that neither the configuration nor the pool has.

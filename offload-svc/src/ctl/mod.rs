@@ -24,14 +24,27 @@ const EXIT_REFUSED: u8 = 1;
 const EXIT_UNREACHABLE: u8 = 3;
 
 /// Manages a running offload-svc.
+///
+/// What is changed here is in effect at once and outlives a restart: volumes live in the pool, the rest is kept in the
+/// service's state file (service.state). The configuration file stays as it is. Of what is changed both here and, later, in
+/// the file, the file's is in effect after the next start; `offloadctl config` shows where each value comes from.
+///
+/// Exit codes: 0 done, 1 refused by the service, 2 wrong usage, 3 no service that answers.
 #[derive(Debug, Parser)]
 #[command(name = "offloadctl", version)]
 pub struct Cli {
-    /// The service's management socket (its service.socket).
-    #[arg(long, global = true, env = "SLUICE_SERVICE__SOCKET", default_value = "/run/sluice/control.sock")]
+    /// The service's management socket (service.socket in its configuration).
+    #[arg(
+        long,
+        value_name = "PATH",
+        global = true,
+        help_heading = "For every command",
+        env = "SLUICE_SERVICE__SOCKET",
+        default_value = "/run/sluice/control.sock"
+    )]
     socket: PathBuf,
     /// Answer in JSON: sizes in bytes, numbers exact.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "For every command")]
     json: bool,
     #[command(subcommand)]
     command: Command,
@@ -41,7 +54,7 @@ pub struct Cli {
 enum Command {
     /// The service: state, reactors, buffers, hosts, listeners.
     Status,
-    /// The pool.
+    /// The pool: members, space, health.
     #[command(subcommand)]
     Pool(PoolCommand),
     /// Volumes of the pool.
@@ -50,16 +63,16 @@ enum Command {
     /// Keys that volumes are encrypted under.
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Subsystems. What is added here lasts until the service stops; the configuration file stays as it is.
+    /// Subsystems: what hosts connect to, each with namespaces and a list of hosts.
     #[command(subcommand)]
     Subsystem(SubsystemCommand),
-    /// Namespaces of subsystems.
+    /// Namespaces of subsystems: the block devices that hosts see. `subsystem list` lists them.
     #[command(subcommand)]
     Namespace(NamespaceCommand),
-    /// Hosts that may connect.
+    /// Hosts: who may connect, and who is connected.
     #[command(subcommand)]
     Host(HostCommand),
-    /// Addresses to listen on.
+    /// Listeners: the addresses and ports that hosts connect to.
     #[command(subcommand)]
     Listener(ListenerCommand),
     /// Metrics in the OpenMetrics text format.
@@ -87,16 +100,16 @@ enum VolumeCommand {
     List,
     /// Makes a thin volume.
     Create(VolumeCreate),
-    /// Deletes a volume and its data.
+    /// Deletes a volume with its data and its key. It must not be served: remove its namespace first.
     Delete {
         /// Its name.
         name: VolumeName,
     },
-    /// Grows a volume.
+    /// Grows a volume; connected hosts see the new size at once.
     Resize {
         /// Its name.
         name: VolumeName,
-        /// The new size, such as 4GiB.
+        /// The new size, such as 4GiB; never less than it has.
         size: ByteSize,
     },
 }
@@ -115,17 +128,17 @@ enum KeyCommand {
 
 #[derive(Debug, Args)]
 struct VolumeCreate {
-    /// Its name.
+    /// Its name: up to 64 letters, digits, '.', '_' and '-'.
     name: VolumeName,
-    /// Its size, such as 2GiB.
+    /// Its size, such as 2GiB: bytes, or a whole number of KiB, MiB, GiB, TiB or PiB.
     size: ByteSize,
-    /// 512 or 4096.
+    /// Bytes of a logical block: 512 or 4096.
     #[arg(long, default_value = "4096")]
     block_size: BlockSize,
-    /// none, lz4, zstd:LEVEL or auto.
+    /// none, lz4, zstd:LEVEL (1 to 19) or auto.
     #[arg(long, default_value_t)]
     compression: Compression,
-    /// aes-256-gcm, aes-128-gcm, aes-256-xts or aes-128-xts.
+    /// aes-256-gcm, aes-128-gcm, aes-256-xts or aes-128-xts (XTS doesn't detect tampering).
     #[arg(long, default_value_t)]
     cipher: Cipher,
 }
@@ -134,18 +147,18 @@ struct VolumeCreate {
 enum SubsystemCommand {
     /// Lists the subsystems with their namespaces and hosts.
     List,
-    /// Adds a subsystem.
+    /// Adds a subsystem. Until a host is allowed, nobody can connect to it.
     Add {
-        /// Its name.
+        /// Its name, such as nqn.2026-11.io.example:disk0.
         nqn: Nqn,
-        /// Its serial number; made from the name by default.
+        /// Its serial number, up to 20 characters; made from the name by default.
         #[arg(long)]
         serial: Option<Serial>,
         /// Lets every host in.
         #[arg(long, conflicts_with = "host")]
         allow_any_host: bool,
-        /// A host that may connect; may be repeated.
-        #[arg(long)]
+        /// A host that may connect, by its NQN (`nvme show-hostnqn`); may be repeated.
+        #[arg(long, value_name = "NQN")]
         host: Vec<Nqn>,
     },
     /// Removes a subsystem; its hosts are disconnected.
@@ -161,15 +174,15 @@ enum NamespaceCommand {
     Add {
         /// The subsystem.
         nqn: Nqn,
-        /// Its id, 1 and up.
+        /// Its id, 1 to 1024.
         nsid: u32,
-        /// pool:VOLUME, mem:SIZE, file:PATH or block:PATH.
+        /// pool:VOLUME; or a plain device without any stages: mem:SIZE (lost at exit), file:PATH or block:PATH.
         backend: BackendSpec,
-        /// 512 or 4096, of a plain back end.
+        /// Bytes of a logical block of a plain device: 512 or 4096 (the default); a volume has its own.
         #[arg(long)]
         block_size: Option<BlockSize>,
     },
-    /// Removes a namespace.
+    /// Removes a namespace. A volume behind it stays, with its data.
     Remove {
         /// The subsystem.
         nqn: Nqn,
@@ -186,14 +199,14 @@ enum HostCommand {
     Allow {
         /// The subsystem.
         nqn: Nqn,
-        /// The host.
+        /// The host's NQN (`nvme show-hostnqn`).
         host: Nqn,
     },
     /// Keeps a host out; it is disconnected.
     Deny {
         /// The subsystem.
         nqn: Nqn,
-        /// The host.
+        /// The host's NQN (`nvme show-hostnqn`).
         host: Nqn,
     },
 }
@@ -204,7 +217,7 @@ enum ListenerCommand {
     List,
     /// Listens on one more address.
     Add(Endpoint),
-    /// Stops listening on an address.
+    /// Stops listening on an address; hosts that are connected through it stay.
     Remove(Endpoint),
 }
 

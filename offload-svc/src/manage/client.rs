@@ -24,7 +24,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody there.
-    #[error("{}: {source}: is offload-svc running? Give its service.socket with --socket", path.display())]
+    #[error("{}: {source}: {}", path.display(), remedy(source))]
     Connect {
         /// The socket.
         path: PathBuf,
@@ -49,6 +49,15 @@ pub enum ClientError {
     /// No answer.
     #[error("no answer within {} s", CLIENT_LIMIT.as_secs())]
     Timeout,
+}
+
+/// What to do about a socket that can't be used.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "only root and the user that offload-svc runs as may use it",
+        io::ErrorKind::InvalidInput => "a socket's path has at most 107 bytes: give service.socket with --socket",
+        _ => "is offload-svc running? Give its service.socket with --socket",
+    }
 }
 
 /// Talks to one service.

@@ -13,7 +13,9 @@ use super::changes::ChangeError;
 use super::configuration;
 use super::live::{ChangeRefused, Live, OpenError, ReleaseError};
 use super::views;
+use crate::config::check;
 use crate::config::schema::{Listener, Namespace, Subsystem};
+use crate::config::values::{BlockSize, ByteSize};
 use crate::manage::request::{
     HostRequest, KeyRotation, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
     VolumeRemoval, VolumeRequest, VolumeResize,
@@ -72,6 +74,7 @@ impl Control for ServiceControl {
         let live = Arc::clone(&self.0);
         async move {
             let pool = live.storage().ok_or_else(no_pool)?.pool();
+            check_size(request.size, request.block_size)?;
             let made = pool.create_volume(VolumeSpec {
                 name: request.name.as_str().to_owned(),
                 uuid: None,
@@ -103,6 +106,10 @@ impl Control for ServiceControl {
         async move {
             let name = request.name.as_str();
             let pool = live.storage().ok_or_else(no_pool)?.pool();
+            if let Some(there) = pool.volumes().into_iter().find(|volume| volume.name == name) {
+                let block_size = if there.block_bytes == 512 { BlockSize::B512 } else { BlockSize::B4096 };
+                check_size(request.size, block_size)?;
+            }
             let resized = pool.resize_volume(name, request.size.bytes()).await.map_err(volume_refusal)?;
             if let Some((nqn, nsid)) = live.ledger().server_of(name)
                 && let Err(error) = live.target().namespace_resized(&nqn, nsid)
@@ -182,6 +189,12 @@ fn socket(request: &ListenerRequest) -> Result<SocketAddr, Refusal> {
     }
     let refuse = |error| Refusal::new(RefusalKind::Invalid, format!("address: {}: {error}", request.address));
     request.address.socket(request.port).map_err(refuse)
+}
+
+/// The rule of the configuration: a size that breaks it would keep the service from starting again.
+fn check_size(size: ByteSize, block_size: BlockSize) -> Result<(), Refusal> {
+    let refuse = |reason| Refusal::new(RefusalKind::Invalid, format!("size: {size}: {reason}"));
+    check::volume_size(size, block_size).map_err(refuse)
 }
 
 fn no_pool() -> Refusal {

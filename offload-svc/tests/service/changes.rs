@@ -183,6 +183,9 @@ fn what_would_keep_the_service_from_starting_again_is_refused_at_once() {
         (&["namespace", "add", NQN, "3", "mem:900TiB"], "memory: needed "),
         (&["namespace", "add", NQN, "3", &file], "in use by another process, or by this service twice"),
         (&["namespace", "add", NQN, "1025", "mem:1MiB"], "nsid: must be 1 to 1024"),
+        (&["volume", "resize", "vol0", "32PiB"], "size: 32PiB: out of range: 1MiB to 16PiB"),
+        (&["volume", "create", "small", "4096"], "size: 4KiB: out of range: 1MiB to 16PiB"),
+        (&["volume", "create", "odd", "1048577"], "size: 1048577B: must be a multiple of 4KiB"),
     ] {
         let output = site.ctl(change);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -225,5 +228,59 @@ fn a_volume_follows_its_configuration_as_far_as_it_can() {
     let daemon = site.start();
     assert_eq!(site.ask(&["pool", "show"])["mount"]["kind"], "clean", "a refused start leaves the pool closed");
     assert_eq!(daemon.connect().stamp(1, 24575), Some(8));
+    assert_eq!(daemon.stop(), 0);
+}
+
+#[test]
+fn h153_a_service_that_dies_or_talks_nonsense_gets_an_error_and_never_a_hang() {
+    let site = Site::new();
+    let socket = site.path().join("control.sock");
+    let refused = |says: &str| {
+        let output = site.ctl(&["status"]);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0), "{error}");
+        assert!(error.starts_with("offloadctl: ") && error.contains(says), "{error}");
+    };
+    refused("is offload-svc running? Give its service.socket with --socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for (answer, says) in [
+        ("", "the service closed the connection"),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{\"version\":", "cut off"),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull", "of the same version?"),
+        ("\0garbage\n", "the service closed the connection"),
+        ("HTTP/1.1 500 X\r\ncontent-length: 2\r\n\r\nhi", "HTTP status 500"),
+    ] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = [0; 4096];
+                let _ = std::io::Read::read(&mut stream, &mut request).unwrap();
+                std::io::Write::write_all(&mut stream, answer.as_bytes()).unwrap();
+            });
+            refused(says);
+        });
+    }
+}
+
+#[test]
+fn changes_made_at_the_same_time_are_all_kept() {
+    let site = Site::new();
+    let daemon = site.start();
+    let outcomes: Vec<bool> = std::thread::scope(|scope| {
+        let made = |index: usize| {
+            let (name, nsid) = (format!("nqn.2026-11.io.example:p{}", index % 6), (10 + index).to_string());
+            let added = site.ctl(&["subsystem", "add", &name, "--allow-any-host"]).status.success();
+            assert!(site.ctl(&["namespace", "add", NQN, &nsid, "mem:1MiB"]).status.success());
+            added
+        };
+        let threads: Vec<_> = (0..12).map(|index| scope.spawn(move || made(index))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(outcomes.iter().filter(|added| **added).count(), 6, "one of two that make the same wins");
+    let now = objects(&site);
+    assert_eq!(now[0].as_array().unwrap().len(), 7);
+    daemon.kill();
+    let daemon = site.start();
+    assert_eq!(objects(&site), now);
     assert_eq!(daemon.stop(), 0);
 }
