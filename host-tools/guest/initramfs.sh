@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # initramfs.sh VERSION: builds the guest's initramfs for a kernel in the cache and prints the paths of kernel and initramfs.
 #
-# busybox, this machine's own nvme-cli, fio, mkfs and fsck with their libraries, the modules that an NVMe/TCP host (and the
-# kernel's own target, for the self-test) needs, and in-guest/. It is built again whenever any of those changed: its name
+# busybox, this machine's own nvme-cli, fio, dmsetup, mkfs and fsck with their libraries, the modules that an NVMe/TCP host
+# (and the kernel's own target, for the self-test) and odd block devices need, and in-guest/. It is built again whenever any of those changed: its name
 # holds a hash of them all.
 set -euo pipefail; trap 'echo "initramfs.sh: line $LINENO failed" >&2' ERR
 here=$(dirname "$(readlink -f "$0")"); . "$here/cache.sh"
@@ -11,9 +11,9 @@ version=$1; tree=$SLUICE_GUEST_CACHE/kernels/$version
 kernel=$(ls "$tree"/boot/vmlinuz-*); kver=$(basename "$kernel"); kver=${kver#vmlinuz-}
 
 MODULES="virtio_pci virtio_net virtio_blk virtio_console 9p 9pnet_virtio configfs nvme-core nvme-auth nvme-keyring
-  nvme-fabrics nvme-tcp nvmet nvmet-tcp null_blk ext4 xfs crc32c_generic crc32c-intel crc32-pclmul tls"
+  nvme-fabrics nvme-tcp nvmet nvmet-tcp null_blk dm-mod loop ext4 xfs crc32c_generic crc32c-intel crc32-pclmul tls"
 COMMANDS="bash mount umount nvme fio mkfs.xfs xfs_repair mkfs.ext4 e2fsck fstrim blkdiscard blockdev lsblk ip kmod
-  timeout setsid dd cmp head md5sum od tr sync stat strace"
+  timeout setsid dmsetup dd cmp head md5sum od tr sync stat strace"
 OPTIONAL="strace"
 
 key=$( { cat "$0" "$here"/in-guest/{init,agent}.sh; cat "$tree/complete"; for c in $COMMANDS; do stat -Lc '%n %s %Y' "$(command -v "$c")" 2>/dev/null || true; done; } | sha256sum | cut -c1-16)

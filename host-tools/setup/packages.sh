@@ -12,7 +12,7 @@ declare -A GROUPS_OF=(
   # What the demo's script calls beside our own binaries.
   [demo]="procps util-linux grep coreutils"
   # The guest (a real Linux NVMe host in QEMU) and the FUSE member of the system tests.
-  [test]="qemu-system-x86 busybox-static kmod cpio xz-utils zstd nvme-cli fio e2fsprogs xfsprogs iproute2
+  [test]="qemu-system-x86 busybox-static kmod cpio xz-utils zstd nvme-cli fio e2fsprogs xfsprogs iproute2 dmsetup
           util-linux procps fuse3 debian-archive-keyring"
 )
 
@@ -30,7 +30,7 @@ if ! command -v dpkg-query >/dev/null; then
   for command in cc make pkg-config; do command -v $command >/dev/null || missing+=("$command"); done
   pkg-config --exists libdpdk 2>/dev/null || missing+=("DPDK 22.11 or later with pkg-config files")
   case " $* " in *" test "*)
-    for command in qemu-system-x86_64 busybox modprobe cpio xz zstd nvme fio mkfs.ext4 mkfs.xfs ip fusermount3 apt-get; do
+    for command in qemu-system-x86_64 busybox modprobe cpio xz zstd nvme fio mkfs.ext4 mkfs.xfs dmsetup ip fusermount3 apt-get; do
       command -v $command >/dev/null || missing+=("$command")
     done;;
   esac

@@ -19,6 +19,7 @@ pub fn run(report: &mut Report, folder: &Path) -> Result<()> {
     report.check("at_rest", || at_rest(&folder.join("rest"), &network));
     report.check("sigterm_keeps_everything", || restart(&folder.join("restart"), &network));
     report.check("kill_9_loop", || kill_9_loop(&folder.join("kill"), &network));
+    report.check("without_io_uring", || without_io_uring(&folder.join("threads"), &network));
     report.check("h128_full_pool", || full_pool(&folder.join("full"), &network));
     report.check("overwritten_many_times", || overwritten(&folder.join("overwritten"), &network));
     Ok(())
@@ -127,6 +128,26 @@ fn kill_9_loop(folder: &Path, network: &Network) -> Result<()> {
         ensure!(pool["mount"]["kind"] == "recovered", "the mount after kill -9: {}", pool["mount"]);
     }
     println!("        longest time from start to serving after kill -9: {longest:.1?}");
+    ensure!(service.stop()?.success(), "exit status");
+    Ok(())
+}
+
+/// Where the kernel has no io_uring for it, the service says so once, with what to do, and
+/// serves all the same; what it acknowledges is as durable.
+fn without_io_uring(folder: &Path, network: &Network) -> Result<()> {
+    let setup = Setup { io_uring: false, ..Setup::default() };
+    let mut service = Service::start(folder, network, &setup)?;
+    let log = service.log();
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("no io_uring")).collect();
+    ensure!(told.len() == 1 && told[0].contains("kernel.io_uring_disabled=0"), "it says: {told:?}");
+    let journal = folder.join("journal").display().to_string();
+    let load = ["-z", "64MiB", "-b", "16KiB", "--journal", &journal, "--time", "60", "-i", "2"];
+    let mut host = service.nvmf_spawn("verify", &load, "load.log")?;
+    std::thread::sleep(Duration::from_millis(1500));
+    service.kill_9()?;
+    host.wait(Duration::from_secs(60)).context("a host whose target died")?;
+    service.launch()?;
+    service.nvmf_ok("verify", &["-z", "64MiB", "-b", "16KiB", "--check-journal", &journal], 120)?;
     ensure!(service.stop()?.success(), "exit status");
     Ok(())
 }

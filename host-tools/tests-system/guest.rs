@@ -40,10 +40,25 @@ pub struct Job {
     deadline: Instant,
 }
 
+/// What a guest is made of.
+pub struct Virtual<'a> {
+    /// "6.1", "6.12".
+    pub kernel: &'a str,
+    pub kernel_arguments: &'a str,
+    /// QEMU's arguments for further devices.
+    pub devices: &'a [String],
+}
+
 impl Guest {
-    /// Boots kernel `version` ("6.1", "6.12"); `folder` is shared with the guest as /job.
+    /// Boots kernel `version`; `folder` is shared with the guest as /job.
     pub fn boot(version: &str, network: &Network, folder: &Path, kernel_arguments: &str) -> Result<Guest> {
-        let (kernel, initramfs) = images(version)?;
+        Guest::boot_with(&Virtual { kernel: version, kernel_arguments, devices: &[] }, network, folder)
+    }
+
+    /// Boots a guest with devices of its own.
+    pub fn boot_with(machine: &Virtual, network: &Network, folder: &Path) -> Result<Guest> {
+        let kernel_arguments = machine.kernel_arguments;
+        let (kernel, initramfs) = images(machine.kernel)?;
         std::fs::create_dir_all(folder)?;
         let accelerator: &[&str] = match std::env::var("SLUICE_GUEST_ACCEL").as_deref() {
             Ok("kvm") => &["-accel", "kvm", "-cpu", "host"],
@@ -60,6 +75,7 @@ impl Guest {
         command.arg("-serial").arg(format!("file:{}", folder.join("console.log").display()));
         command.args(["-device", "virtio-serial-pci", "-chardev", "stdio,id=c0,signal=off"]);
         command.args(["-device", "virtconsole,chardev=c0", "-virtfs", &share]).args(network.qemu_arguments());
+        command.args(machine.devices);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(crate::process::append_to(&folder.join("qemu.log"))?);
         let mut qemu = Owned::spawn(&mut command)?;

@@ -36,13 +36,19 @@ impl Target<'_> {
 
 /// Boots a guest with the shell side of the checks in place.
 fn boot(kernel: &str, network: &Network, folder: &Path, kernel_arguments: &str) -> Result<Guest> {
+    copy_library(folder)?;
+    Guest::boot(kernel, network, folder, kernel_arguments)
+}
+
+/// Puts the shell side into a guest's folder.
+pub fn copy_library(folder: &Path) -> Result<()> {
     let library = folder.join("lib");
     std::fs::create_dir_all(&library)?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/in-guest");
-    for name in ["host.sh", "checks.sh", "nvmet.sh"] {
+    for name in ["host.sh", "checks.sh", "nvmet.sh", "block.sh"] {
         std::fs::copy(source.join(name), library.join(name)).with_context(|| name.to_owned())?;
     }
-    Guest::boot(kernel, network, folder, kernel_arguments)
+    Ok(())
 }
 
 /// Checks that any target must pass; (name, seconds, script).

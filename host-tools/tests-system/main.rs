@@ -3,6 +3,7 @@
 //! `cargo test -p host-tools --test system -- [FILTER...]` runs the suites whose name contains a filter; without one, all
 //! but the self-test of the harness. `make test` builds what they need and runs them; `--list` names them.
 
+mod block_members;
 mod broken_disk;
 mod durability;
 mod guest;
@@ -12,6 +13,7 @@ mod members;
 mod network;
 mod process;
 mod report;
+mod seccomp;
 mod service;
 
 use std::path::Path;
@@ -30,6 +32,7 @@ const SUITES: &[(&str, bool, Suite)] = &[
     ("members", true, members::run),
     ("durability", true, durability::run),
     ("many_hosts", true, many_hosts::run),
+    ("block_members", true, block_members::run),
     ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12")),
     ("linux_6_1", true, |report, folder| linux_host::run(report, folder, "6.1")),
 ];
@@ -41,6 +44,13 @@ fn main() -> ExitCode {
             println!("{name}{}", if *default { "" } else { " (only by name)" });
         }
         return ExitCode::SUCCESS;
+    }
+    if let [first, program, rest @ ..] = &arguments[..]
+        && first == seccomp::WITHOUT_IO_URING
+    {
+        let error = seccomp::run_without_io_uring(program, rest);
+        eprintln!("{program}: {error:#}");
+        return ExitCode::FAILURE;
     }
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with("--")).collect();
     let keep = std::env::var_os("SLUICE_TEST_KEEP").is_some();

@@ -29,6 +29,8 @@ pub struct Setup {
     pub subsystems: Vec<Subsystem>,
     /// Lines for `[limits]`.
     pub limits: &'static str,
+    /// Whether the kernel has io_uring for it.
+    pub io_uring: bool,
 }
 
 pub struct Volume {
@@ -71,6 +73,7 @@ impl Default for Setup {
                 hosts: Vec::new(),
             }],
             limits: "",
+            io_uring: true,
         }
     }
 }
@@ -80,6 +83,7 @@ pub struct Service<'a> {
     network: &'a Network,
     port: u16,
     process: Option<Owned>,
+    io_uring: bool,
     pub members: Vec<PathBuf>,
 }
 
@@ -98,7 +102,8 @@ impl<'a> Service<'a> {
         let members =
             specs.iter().map(|spec| PathBuf::from(spec.split_once(':').map_or("", |(_, path)| path))).collect();
         std::fs::write(folder.join("config.toml"), configuration(folder, network, port, &specs, setup)?)?;
-        let mut service = Service { folder: folder.to_owned(), network, port, process: None, members };
+        let io_uring = setup.io_uring;
+        let mut service = Service { folder: folder.to_owned(), network, port, process: None, io_uring, members };
         service.launch()?;
         Ok(service)
     }
@@ -106,7 +111,14 @@ impl<'a> Service<'a> {
     /// Starts the process again, with the same configuration; returns how long it took until it served.
     pub fn launch(&mut self) -> Result<Duration> {
         let start = Instant::now();
-        let mut command = self.network.command(binary("offload-svc")?);
+        let program = binary("offload-svc")?;
+        let mut command = if self.io_uring {
+            self.network.command(program)
+        } else {
+            let mut command = self.network.command(std::env::current_exe()?);
+            command.arg(crate::seccomp::WITHOUT_IO_URING).arg(program);
+            command
+        };
         command.arg("--config").arg(self.folder.join("config.toml"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(append_to(&self.log_path())?);
         let mut process = Owned::spawn(&mut command)?;

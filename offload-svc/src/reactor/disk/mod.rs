@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::task::{Context, Poll, Waker};
 
 use nvmf_target::buffer::IoBuf;
@@ -136,10 +136,14 @@ impl Disk {
             DiskEngine::Auto => match Uring::new() {
                 Ok(uring) => Engine::Uring(Box::new(uring)),
                 Err(error) => {
-                    tracing::warn!(
-                        "no io_uring ({error}): {}; file I/O goes through threads, which costs more CPU",
-                        uring::remedy(&error)
-                    );
+                    // It is the same for every reactor.
+                    static SAID: Once = Once::new();
+                    SAID.call_once(|| {
+                        tracing::warn!(
+                            "no io_uring ({error}): {}; file I/O goes through threads, which costs more CPU",
+                            uring::remedy(&error)
+                        );
+                    });
                     workers()
                 }
             },
