@@ -7,6 +7,7 @@ mod block_members;
 mod broken_disk;
 mod durability;
 mod guest;
+mod keys;
 mod linux_host;
 mod many_hosts;
 mod members;
@@ -31,6 +32,7 @@ const SUITES: &[(&str, bool, Suite)] = &[
     ("given_target", false, linux_host::given_target),
     ("members", true, members::run),
     ("durability", true, durability::run),
+    ("keys", true, keys::run),
     ("many_hosts", true, many_hosts::run),
     ("block_members", true, block_members::run),
     ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12")),
