@@ -139,6 +139,9 @@ pub fn run(report: &mut Report, folder: &Path) -> Result<()> {
         bench.goes_on()?;
         bench.ensure_named(&[0, 5])
     });
+    report.check("replaced_under_load", || replaced(&folder.join("replaced"), &network));
+    report.check("h97_two_away_return_one_after_the_other", || two_away(&folder.join("away"), &network));
+    report.check("a_spare_takes_over", || spare(&folder.join("spare"), &network));
     report.check("h100_flipped_bytes_are_repaired_and_counted", || flipped(&folder.join("flipped"), &network));
     if let Some(reason) = BrokenDisk::unavailable() {
         for name in ["two_erring", "two_hanging", "three_lost", "h131_member_full"] {
@@ -156,6 +159,123 @@ pub fn run(report: &mut Report, folder: &Path) -> Result<()> {
     report.check("three_lost", || three_lost(&folder.join("three"), &network));
     report.check("h131_member_full", || member_full(&folder.join("full"), &network));
     Ok(())
+}
+
+impl Bench<'_> {
+    /// Waits until every member is in the set.
+    fn whole(&self, seconds: u64) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(seconds);
+        loop {
+            let members = self.members()?;
+            if members.iter().all(|member| member["state"] == "active") {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "not whole after {seconds} s: {members:?}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// A scrub of everything: what it has found.
+    fn scrub(&self) -> Result<Value> {
+        self.service.ctl_do(&["pool", "scrub", "start"])?;
+        let end = Instant::now() + Duration::from_secs(120);
+        loop {
+            std::thread::sleep(Duration::from_millis(200));
+            let scrub = self.service.ctl(&["pool", "scrub", "status"])?;
+            if scrub["running"] == false && scrub["ended_s"].as_u64().is_some_and(|ended| ended > 0) {
+                return Ok(scrub);
+            }
+            ensure!(Instant::now() < end, "the scrub does not end: {scrub}");
+        }
+    }
+
+    /// Nothing is wrong anywhere, and without two members, the first of which are given, all is read.
+    fn sound_without(&mut self, lost: [usize; 2], seed: &str) -> Result<()> {
+        let scrub = self.scrub()?;
+        ensure!(scrub["bad_shards"] == 0 && scrub["stripes_lost"] == 0, "the scrub found {scrub}");
+        ensure!(scrub["stripes"].as_u64().is_some_and(|stripes| stripes > 0), "the scrub read nothing: {scrub}");
+        for index in lost {
+            File::options().write(true).open(&self.service.members[index])?.set_len(0)?;
+        }
+        self.service.nvmf_ok("verify", &["-z", SIZE, "--seed", seed, "--check-only"], 90).context("two others lost")?;
+        self.service.ensure_up()
+    }
+}
+
+/// A member is replaced while a host writes: the old one's file can go when the new one is full, and then any two others.
+fn replaced(folder: &Path, network: &Network) -> Result<()> {
+    let mut bench = Bench::new(folder, network, 0)?;
+    let new = folder.join("new");
+    let mut load = bench.service.nvmf_spawn("verify", &["-z", SIZE, "--seed", "4"], "load.log")?;
+    bench.service.ctl_do(&["pool", "replace", "3", &format!("file:{}", new.display())])?;
+    let end = Instant::now() + Duration::from_secs(90);
+    loop {
+        let members = bench.members()?;
+        if members[3]["source"].as_str().is_some_and(|source| source.ends_with("/new")) {
+            break;
+        }
+        ensure!(Instant::now() < end, "not replaced: {}", bench.service.ctl(&["pool", "show"])?);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let status = load.wait(Duration::from_secs(90))?;
+    ensure!(status.success(), "the host that wrote meanwhile ended with {status}");
+    bench.whole(10)?;
+    std::fs::remove_file(&bench.service.members[3])?;
+    bench.service.edit_configuration("/member3\"", "/new\"")?;
+    bench.service.kill_9()?;
+    bench.service.launch()?;
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "4", "--check-only"], 90).context("after a new start")?;
+    bench.whole(10)?;
+    bench.sound_without([0, 5], "4")
+}
+
+/// H97: two members away together, back one after the other while the service runs: the first scrub is clean, and two others
+/// can go.
+fn two_away(folder: &Path, network: &Network) -> Result<()> {
+    let mut bench = Bench::new(folder, network, 0)?;
+    bench.service.stop()?;
+    let paths = [bench.service.members[1].clone(), bench.service.members[4].clone()];
+    let aside = paths.clone().map(|path| path.with_extension("away"));
+    for (path, aside) in paths.iter().zip(&aside) {
+        std::fs::rename(path, aside)?;
+    }
+    bench.service.launch()?;
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "2"], 90).context("two away")?;
+    // The first one is found by the service itself.
+    std::fs::rename(&aside[0], &paths[0])?;
+    let end = Instant::now() + Duration::from_secs(60);
+    while bench.members()?[1]["state"] != "active" {
+        ensure!(Instant::now() < end, "not back: {:?}", bench.members()?);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    bench.service.nvmf_ok("verify", &["-z", "8MiB", "--seed", "2"], 60).context("one away")?;
+    std::fs::rename(&aside[1], &paths[1])?;
+    // It may have been found in this moment.
+    let attached = bench.service.ctl_do(&["pool", "attach", &format!("file:{}", paths[1].display())]);
+    bench.whole(60).with_context(|| format!("attached: {attached:?}"))?;
+    bench.sound_without([0, 2], "2")
+}
+
+/// A member that does not come back is replaced by the spare of the configuration.
+fn spare(folder: &Path, network: &Network) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let spare = folder.join("spare");
+    let pool = format!("spares = [\"file:{}\"]\nspare_after_ms = 1000", spare.display());
+    let setup = Setup { member_size: "256MiB", pool, ..Setup::default() };
+    let service = Service::start(folder, network, &setup)?;
+    let mut bench = Bench { service, disks: Vec::new() };
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "1"], 60)?;
+    bench.service.kill_9()?;
+    std::fs::remove_file(&bench.service.members[2])?;
+    bench.service.launch()?;
+    bench.service.nvmf_ok("verify", &["-z", SIZE, "--seed", "3"], 90)?;
+    bench.whole(90)?;
+    let source = bench.members()?[2]["source"].clone();
+    ensure!(source.as_str().is_some_and(|source| source.ends_with("/spare")), "member 2 is {source}");
+    bench.service.kill_9()?;
+    bench.service.launch()?;
+    bench.whole(30).context("after a new start")?;
+    bench.sound_without([0, 1], "3")
 }
 
 /// H100: one bit in every 64 KiB of two members; read right, repaired, counted, and not found again.

@@ -31,6 +31,8 @@ pub struct Setup {
     pub limits: &'static str,
     /// Whether the kernel has io_uring for it.
     pub io_uring: bool,
+    /// Further lines for `[pool]`.
+    pub pool: String,
 }
 
 pub struct Volume {
@@ -74,6 +76,7 @@ impl Default for Setup {
             }],
             limits: "",
             io_uring: true,
+            pool: String::new(),
         }
     }
 }
@@ -146,6 +149,14 @@ impl<'a> Service<'a> {
         }
         self.process = Some(process);
         Ok(start.elapsed())
+    }
+
+    /// Changes the configuration of the next start.
+    pub fn edit_configuration(&self, from: &str, to: &str) -> Result<()> {
+        let path = self.folder.join("config.toml");
+        let text = std::fs::read_to_string(&path)?;
+        ensure!(text.contains(from), "the configuration has no {from:?}");
+        Ok(std::fs::write(path, text.replace(from, to))?)
     }
 
     pub fn kill_9(&mut self) -> Result<()> {
@@ -278,7 +289,7 @@ fn configuration(folder: &Path, network: &Network, port: u16, members: &[String]
     writeln!(text, "[buffers]\nmemory = \"64MiB\"\n\n[limits]\n{}\n", setup.limits)?;
     writeln!(text, "[pool]\nk = 4\nm = 2\nmembers = {members:?}\nmember_size = \"{}\"", setup.member_size)?;
     writeln!(text, "segment_size = \"{}\"\nmember_timeout_ms = {}", setup.segment_size, setup.member_timeout_ms)?;
-    writeln!(text, "key_file = \"{folder}/pool.key\"\n")?;
+    writeln!(text, "key_file = \"{folder}/pool.key\"\n{}\n", setup.pool)?;
     for Volume { name, size, block_size, compression } in &setup.volumes {
         writeln!(text, "[[volume]]\nname = \"{name}\"\nsize = \"{size}\"\nblock_size = {block_size}")?;
         writeln!(text, "compression = \"{compression}\"\n")?;

@@ -27,6 +27,8 @@ pub const MAX_NSID: u32 = 1024;
 pub const MAX_HOSTS: usize = 4096;
 /// Listeners.
 pub const MAX_LISTENERS: usize = 64;
+/// Spares of a pool.
+pub const MAX_SPARES: usize = 32;
 /// Volumes of a pool.
 pub const MAX_VOLUMES: usize = 1024;
 
@@ -136,7 +138,14 @@ impl Checker<'_> {
         let least = ByteSize(pool.layout().member_bytes_min().next_multiple_of(1 << 20));
         self.size(&["pool", "member_size"], pool.member_size, ByteSize::kib(4), least, ByteSize(1 << 54));
         self.size(&["pool", "map_memory"], pool.map_memory, ByteSize::kib(4), ByteSize::mib(1), ByteSize::gib(1024));
+        self.range(&["pool", "spare_after_ms"], pool.spare_after_ms, 100, 86_400_000);
+        if pool.spares.len() > MAX_SPARES {
+            self.report(&["pool", "spares"], Reason::OutOfRange { min: 0, max: MAX_SPARES as u64 });
+        }
         self.range(&["pool", "member_timeout_ms"], pool.member_timeout_ms, 10, 60_000);
+        self.range(&["pool", "slow_read_ms"], pool.slow_read_ms, 0, 60_000);
+        self.range(&["pool", "scrub_interval_s"], pool.scrub_interval_s, 0, 366 * 86_400);
+        self.range(&["pool", "foreground_p99_ms"], pool.foreground_p99_ms, 1, 60_000);
         self.range(&["pool", "checkpoint_interval_ms"], pool.checkpoint_interval_ms, 100, 3_600_000);
         self.replay_segments();
     }
@@ -153,15 +162,17 @@ impl Checker<'_> {
     }
 
     fn members(&mut self) {
-        let mut first: HashMap<&Path, usize> = HashMap::new();
-        for (index, member) in self.config.pool.members.iter().enumerate() {
+        let mut first: HashMap<&Path, (&str, usize)> = HashMap::new();
+        let members = self.config.pool.members.iter().enumerate().map(|(index, member)| ("members", index, member));
+        let spares = self.config.pool.spares.iter().enumerate().map(|(index, member)| ("spares", index, member));
+        for (list, index, member) in members.chain(spares) {
             let position = index.to_string();
-            let key = ["pool", "members", position.as_str()];
+            let key = ["pool", list, position.as_str()];
             if let Some(path) = member.path()
-                && let Some(earlier) = first.insert(path, index)
+                && let Some((list, earlier)) = first.insert(path, (list, index))
             {
                 let advice = "each member has a file or device of its own";
-                self.report(&key, Reason::Duplicate { first: format!("pool.members[{earlier}]"), advice });
+                self.report(&key, Reason::Duplicate { first: format!("pool.{list}[{earlier}]"), advice });
                 continue;
             }
             match member {

@@ -143,7 +143,7 @@ impl MemoryPlan {
         });
         let plain = plain.fold(0, u64::saturating_add);
         self.add("mem: namespaces", "their sizes".to_owned(), "subsystem.namespace.backend", plain);
-        let members = config.pool.members.iter().filter_map(|member| match member {
+        let members = config.pool.members.iter().chain(&config.pool.spares).filter_map(|member| match member {
             MemberSpec::Mem(size) => Some(size.0),
             _ => None,
         });

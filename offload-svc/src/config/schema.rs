@@ -186,12 +186,26 @@ pub struct Pool {
     pub m: u8,
     /// The members, k+m of them, in the order in which they were first given.
     pub members: Vec<MemberSpec>,
+    /// Blank devices, of which one takes over where a member is away for too long.
+    pub spares: Vec<MemberSpec>,
+    /// How long a member may be away before a spare takes over.
+    pub spare_after_ms: u64,
     /// Size of a `file:` member that is not there yet.
     pub member_size: ByteSize,
     /// Size of one segment on each member.
     pub segment_size: ByteSize,
     /// After this time without an answer a member is passed by.
     pub member_timeout_ms: u64,
+    /// A read that a member has not answered by then is served from the others; 0: never.
+    pub slow_read_ms: u64,
+    /// Bytes a second that the filling of a member reads and writes at most; 0: no limit.
+    pub rebuild_rate: ByteSize,
+    /// Bytes a second that a scrub reads at most; 0: no limit.
+    pub scrub_rate: ByteSize,
+    /// A scrub begins so long after the last one; 0: only when it is asked for.
+    pub scrub_interval_s: u64,
+    /// While a member is filled or a scrub runs, 99 of 100 requests should be answered within this time.
+    pub foreground_p99_ms: u64,
     /// A checkpoint is taken at least this often while there are writes.
     pub checkpoint_interval_ms: u64,
     /// Segments that a mount reads at most.
@@ -208,9 +222,16 @@ impl Default for Pool {
             k: 4,
             m: 2,
             members: Vec::new(),
+            spares: Vec::new(),
+            spare_after_ms: 300_000,
             member_size: ByteSize::gib(1),
             segment_size: ByteSize::mib(4),
             member_timeout_ms: 2_000,
+            slow_read_ms: 250,
+            rebuild_rate: ByteSize(0),
+            scrub_rate: ByteSize::mib(64),
+            scrub_interval_s: 0,
+            foreground_p99_ms: 20,
             checkpoint_interval_ms: 30_000,
             max_replay_segments: 64,
             map_memory: ByteSize::gib(1),
@@ -237,6 +258,11 @@ impl Pool {
             member_timeout: Duration::from_millis(self.member_timeout_ms),
             max_replay_segments: self.max_replay_segments,
             checkpoint_interval: Duration::from_millis(self.checkpoint_interval_ms),
+            slow_read: Duration::from_millis(self.slow_read_ms),
+            rebuild_rate: self.rebuild_rate.bytes(),
+            scrub_rate: self.scrub_rate.bytes(),
+            scrub_interval: Duration::from_secs(self.scrub_interval_s),
+            foreground_p99: Duration::from_millis(self.foreground_p99_ms),
             map_extents_max: self.map_memory.bytes() / EXTENT_HEAP_BYTES,
             ..MountOptions::default()
         }

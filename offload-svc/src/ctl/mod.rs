@@ -9,14 +9,14 @@ mod show;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::de::DeserializeOwned;
 
 use crate::config::names::{Nqn, Serial, VolumeName};
-use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression};
+use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression, MemberSpec};
 use crate::manage::client::{Client, ClientError};
 use crate::manage::request;
-use crate::manage::view::{Configuration, Listener, Subsystem, Volume, VolumeKey};
+use crate::manage::view::{Coming, Configuration, Listener, Pool, Subsystem, Volume, VolumeKey};
 
 /// The service refused.
 const EXIT_REFUSED: u8 = 1;
@@ -92,6 +92,33 @@ enum Command {
 enum PoolCommand {
     /// Members, space, mount report, counters.
     Show,
+    /// Lets a blank device take the place of a member. The old one serves on until the new one is full.
+    Replace {
+        /// The member that goes: its index, UUID or name as `pool show` has them.
+        old: String,
+        /// What takes its place: file:PATH (made if it isn't there), block:PATH or mem:SIZE.
+        new: MemberSpec,
+    },
+    /// Reads all that is stored, repairs what is wrong, and says what was where.
+    Scrub {
+        #[arg(value_enum)]
+        what: ScrubCommand,
+    },
+    /// Brings back a member that was away. Its device is looked for now and then anyway; this does it now.
+    Attach {
+        /// The member as it is: file:PATH or block:PATH.
+        member: MemberSpec,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ScrubCommand {
+    /// Begins one, if none runs. It goes on after a restart.
+    Start,
+    /// Ends the one that runs.
+    Stop,
+    /// How far it is, and what it has found.
+    Status,
 }
 
 #[derive(Debug, Subcommand)]
@@ -265,7 +292,7 @@ async fn answer(cli: &Cli) -> Result<String, ClientError> {
     let client = Session { client: Client::new(&cli.socket), json: cli.json };
     match &cli.command {
         Command::Status => client.show("/v1/status", show::status).await,
-        Command::Pool(PoolCommand::Show) => client.show("/v1/pool", show::pool).await,
+        Command::Pool(command) => pool(&client, command).await,
         Command::Volume(command) => volume(&client, command).await,
         Command::Key(KeyCommand::Status) => client.show("/v1/keys", |keys: &Vec<VolumeKey>| show::keys(keys)).await,
         Command::Key(KeyCommand::Rotate { volume }) => {
@@ -278,6 +305,28 @@ async fn answer(cli: &Cli) -> Result<String, ClientError> {
         Command::Metrics => client.text("/v1/metrics").await,
         Command::Config { plain } => {
             client.show("/v1/config", |config: &Configuration| configuration::text(config, *plain)).await
+        }
+    }
+}
+
+async fn pool(client: &Session, command: &PoolCommand) -> Result<String, ClientError> {
+    let coming = |coming: &Coming| format!("member {} ({}): {}", coming.index, coming.uuid, coming.advice);
+    match command {
+        PoolCommand::Show => client.show("/v1/pool", show::pool).await,
+        PoolCommand::Replace { old, new } => {
+            let body = request::MemberReplacement { old: old.clone(), new: new.clone() };
+            client.change_and_show("/v1/pool/replace", &body, coming).await
+        }
+        PoolCommand::Scrub { what: ScrubCommand::Status } => {
+            client.show_part("/v1/pool", |pool: &Pool| pool.scrub.clone(), show::scrub).await
+        }
+        PoolCommand::Scrub { what } => {
+            let body = request::ScrubRequest { run: *what == ScrubCommand::Start };
+            client.change("/v1/pool/scrub", &body).await
+        }
+        PoolCommand::Attach { member } => {
+            let body = request::MemberReturn { member: member.clone() };
+            client.change_and_show("/v1/pool/attach", &body, coming).await
         }
     }
 }
@@ -382,6 +431,27 @@ impl Session {
     async fn change(&self, path: &str, body: &impl serde::Serialize) -> Result<String, ClientError> {
         let answer = self.client.post(path, body).await?;
         if self.json { pretty(&answer) } else { Ok("done".to_owned()) }
+    }
+
+    /// A part of an answer.
+    async fn show_part<T: DeserializeOwned, P: serde::Serialize>(
+        &self,
+        path: &str,
+        part: impl FnOnce(&T) -> P,
+        table: impl FnOnce(&P) -> String,
+    ) -> Result<String, ClientError> {
+        let part = part(&serde_json::from_slice(&self.client.get(path).await?)?);
+        if self.json { Ok(serde_json::to_string_pretty(&part)?) } else { Ok(table(&part)) }
+    }
+
+    async fn change_and_show<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<String, ClientError> {
+        let answer = self.client.post(path, body).await?;
+        if self.json { pretty(&answer) } else { Ok(text(&serde_json::from_slice(&answer)?)) }
     }
 
     async fn text(&self, path: &str) -> Result<String, ClientError> {

@@ -5,7 +5,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::manage::view::{Listener, Pool, Space, Status, Subsystem, Volume, VolumeKey};
+use crate::manage::view::{Listener, Pool, Rebuild, Scrub, Space, Status, Subsystem, Volume, VolumeKey};
 
 fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     let mut table = Table::new();
@@ -115,9 +115,19 @@ pub(super) fn pool(pool: &Pool) -> String {
         pool.replay_segments_max,
     );
     let unopened = pool.unopened.iter().map(|(name, why)| format!("can't be opened: {}: {}\n", safe(name), safe(why)));
-    let header =
-        ["member", "source", "state", "epoch", "read errors", "write errors", "timeouts", "bad shards", "repaired"];
-    let mut members = table(header, &[0, 3, 4, 5, 6, 7, 8]);
+    let header = [
+        "member",
+        "source",
+        "state",
+        "epoch",
+        "read errors",
+        "write errors",
+        "timeouts",
+        "slow",
+        "bad shards",
+        "repaired",
+    ];
+    let mut members = table(header, &[0, 3, 4, 5, 6, 7, 8, 9]);
     for member in &pool.members {
         members.add_row([
             member.index.to_string(),
@@ -127,16 +137,61 @@ pub(super) fn pool(pool: &Pool) -> String {
             member.read_errors.to_string(),
             member.write_errors.to_string(),
             member.timeouts.to_string(),
+            member.slow_reads.to_string(),
             member.checksum_errors.to_string(),
             member.repaired.to_string(),
         ]);
     }
+    let rebuild = pool.rebuild.as_ref().map(rebuild).unwrap_or_default();
     format!(
-        "{head}{}{members}\n{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",
+        "{head}{}{members}\n{rebuild}{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",
         unopened.collect::<String>(),
         space(&pool.space),
         ratio(pool.stored_bytes_per_user_byte),
         ratio(pool.rest_bytes_per_user_byte),
+    )
+}
+
+pub(super) fn scrub(scrub: &Scrub) -> String {
+    if scrub.started_s == 0 {
+        return "scrub: never run".to_owned();
+    }
+    let state = if scrub.running {
+        format!("running, {} segments to go", scrub.segments_left)
+    } else {
+        format!("ended (Unix time {})", scrub.ended_s)
+    };
+    let head = format!(
+        "scrub begun at Unix time {}: {state}\n{} stripes read, {} shards wrong, {} repaired, {} stripes can't be read",
+        scrub.started_s, scrub.stripes, scrub.bad_shards, scrub.repaired_shards, scrub.stripes_lost
+    );
+    if scrub.findings.is_empty() {
+        return head;
+    }
+    let mut findings = table(["member", "segment", "wrong shards"], &[0, 1, 2]);
+    for finding in &scrub.findings {
+        findings.add_row([finding.member, finding.segment, finding.shards].map(|number| number.to_string()));
+    }
+    format!("{head}\n{findings}")
+}
+
+fn rebuild(rebuild: &Rebuild) -> String {
+    let how = if rebuild.replacing { "replacement" } else { "return" };
+    let left = rebuild.left_ms.map(|ms| format!(", {} left", duration(ms))).unwrap_or_default();
+    let lost = if rebuild.stripes_lost == 0 {
+        String::new()
+    } else {
+        format!(", {} stripes could not be read", rebuild.stripes_lost)
+    };
+    format!(
+        "{how} of member {} ({}): {}, {} of {} segments, {} written in {}{left}{lost}\n",
+        rebuild.index,
+        safe(&rebuild.source),
+        rebuild.state,
+        rebuild.segments_done,
+        rebuild.segments_total,
+        size(rebuild.written_bytes),
+        duration(rebuild.elapsed_ms),
     )
 }
 

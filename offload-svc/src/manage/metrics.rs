@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::view::{Member, Pool, Status, Subsystem, Volume};
+use super::view::{Member, Pool, Rebuild, Status, Subsystem, Volume};
 
 /// What the metrics are made of.
 #[derive(Debug, Clone, Default)]
@@ -56,6 +56,11 @@ fn plain(value: u64) -> Vec<Sample> {
 
 fn of_pool(snapshot: &Snapshot, value: fn(&Pool) -> u64) -> Vec<Sample> {
     snapshot.pool.iter().flat_map(|pool| plain(value(pool))).collect()
+}
+
+fn of_rebuild(snapshot: &Snapshot, value: fn(&Rebuild) -> u64) -> Vec<Sample> {
+    let rebuilds = snapshot.pool.iter().map(|pool| pool.rebuild.as_ref().map_or(0, value));
+    rebuilds.flat_map(plain).collect()
 }
 
 fn of_members(snapshot: &Snapshot, value: fn(&Member) -> u64) -> Vec<Sample> {
@@ -189,6 +194,36 @@ pub const METRICS: &[Metric] = &[
     metric!("sluice_pool_segments_cleaned", Counter, "Segments cleaned", |s| {
         of_pool(s, |p| p.counters.segments_cleaned)
     }),
+    metric!("sluice_rebuild_running", Gauge, "1 while a member is filled", |s| {
+        of_rebuild(s, |r| u64::from(r.state == "running"))
+    }),
+    metric!("sluice_rebuild_segments", Gauge, "Segments that the member being filled, or the last one, lacked", |s| {
+        of_rebuild(s, |r| r.segments_total)
+    }),
+    metric!("sluice_rebuild_segments_done", Gauge, "Of these, the ones that are whole", |s| {
+        of_rebuild(s, |r| r.segments_done)
+    }),
+    metric!("sluice_rebuild_written_bytes", Gauge, "Bytes written to it for that", |s| {
+        of_rebuild(s, |r| r.written_bytes)
+    }),
+    metric!("sluice_rebuild_left_seconds", Gauge, "How much longer it takes at this pace", |s| {
+        of_rebuild(s, |r| r.left_ms.unwrap_or(0).div_ceil(1000))
+    }),
+    metric!("sluice_scrub_running", Gauge, "1 while a scrub runs", |s| of_pool(s, |p| p.scrub.running.into())),
+    metric!("sluice_scrub_segments_left", Gauge, "Segments that it has still to read", |s| {
+        of_pool(s, |p| p.scrub.segments_left)
+    }),
+    metric!("sluice_scrub_stripes", Gauge, "Stripes that it, or the last one, has read", |s| of_pool(s, |p| p
+        .scrub
+        .stripes)),
+    metric!("sluice_scrub_bad_shards", Gauge, "Shards that it has found wrong", |s| of_pool(s, |p| p.scrub.bad_shards)),
+    metric!("sluice_scrub_repaired_shards", Gauge, "Of these, the ones that are right again", |s| {
+        of_pool(s, |p| p.scrub.repaired_shards)
+    }),
+    metric!("sluice_scrub_stripes_lost", Gauge, "Stripes that can't be read", |s| of_pool(s, |p| p.scrub.stripes_lost)),
+    metric!("sluice_scrub_ended_seconds", Gauge, "When the last scrub ended, in Unix seconds", |s| {
+        of_pool(s, |p| p.scrub.ended_s)
+    }),
     metric!("sluice_member_active", Gauge, "1 if the member serves in the current set", |s| {
         of_members(s, |m| u64::from(m.state == "active"))
     }),
@@ -205,6 +240,9 @@ pub const METRICS: &[Metric] = &[
     }),
     metric!("sluice_member_repaired", Counter, "Shards of a member rebuilt and written again", |s| {
         of_members(s, |m| m.repaired)
+    }),
+    metric!("sluice_member_slow_reads", Counter, "Reads that the others served since a member took too long", |s| {
+        of_members(s, |m| m.slow_reads)
     }),
     metric!("sluice_volume_size_bytes", Gauge, "Size of a volume as hosts see it", |s| of_volumes(s, |v| v.size_bytes)),
     metric!("sluice_volume_used_bytes", Gauge, "What hosts have written and not deallocated", |s| {

@@ -19,8 +19,8 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use request::{
-    HostRequest, KeyRotation, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
-    VolumeRemoval, VolumeRequest, VolumeResize,
+    HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval, NamespaceRequest,
+    ScrubRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest, VolumeResize,
 };
 
 /// A control call is answered within this time, with the reason if it isn't finished by then.
@@ -91,6 +91,12 @@ pub trait Control: Send + Sync + 'static {
     fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal>;
     /// Gives a volume a new key.
     fn rotate_key(&self, request: KeyRotation) -> BoxFuture<'static, Result<view::VolumeKey, Refusal>>;
+    /// Lets a blank device take the place of a pool's member.
+    fn replace_member(&self, request: MemberReplacement) -> BoxFuture<'static, Result<view::Coming, Refusal>>;
+    /// Brings back a member that was away.
+    fn attach_member(&self, request: MemberReturn) -> BoxFuture<'static, Result<view::Coming, Refusal>>;
+    /// Begins or ends a scrub.
+    fn scrub(&self, request: ScrubRequest) -> BoxFuture<'static, Result<(), Refusal>>;
     /// Adds a subsystem.
     fn add_subsystem(&self, request: SubsystemRequest) -> BoxFuture<'static, Result<(), Refusal>>;
     /// Removes a subsystem; its hosts are disconnected.

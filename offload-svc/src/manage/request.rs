@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::names::{Nqn, Serial, VolumeName};
-use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression};
+use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression, MemberSpec};
 
 /// `POST /v1/volume/create`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -125,4 +125,30 @@ pub struct ListenerRequest {
     pub address: Address,
     /// The port.
     pub port: u16,
+}
+
+/// `POST /v1/pool/replace`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberReplacement {
+    /// The member that goes, by index, UUID or name.
+    pub old: String,
+    /// What takes its place.
+    pub new: MemberSpec,
+}
+
+/// `POST /v1/pool/scrub`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubRequest {
+    /// Begins a scrub, if none runs; otherwise ends the one that does.
+    pub run: bool,
+}
+
+/// `POST /v1/pool/attach`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberReturn {
+    /// The member that is there again.
+    pub member: MemberSpec,
 }

@@ -68,6 +68,15 @@ impl Control for Fake {
     fn rotate_key(&self, _: KeyRotation) -> BoxFuture<'static, Result<view::VolumeKey, Refusal>> {
         self.change().map(|_| Ok(view::VolumeKey::default())).boxed()
     }
+    fn replace_member(&self, _: MemberReplacement) -> BoxFuture<'static, Result<view::Coming, Refusal>> {
+        self.change().map(|_| Ok(view::Coming::default())).boxed()
+    }
+    fn attach_member(&self, _: MemberReturn) -> BoxFuture<'static, Result<view::Coming, Refusal>> {
+        async { Err(Refusal::new(RefusalKind::Conflict, "member 3 is in the set already")) }.boxed()
+    }
+    fn scrub(&self, _: ScrubRequest) -> BoxFuture<'static, Result<(), Refusal>> {
+        self.change()
+    }
     fn add_subsystem(&self, _: SubsystemRequest) -> BoxFuture<'static, Result<(), Refusal>> {
         self.change()
     }

@@ -120,6 +120,12 @@ pub struct Pool {
     pub members: Vec<Member>,
     /// Members of the configuration that could not be opened: which, and why.
     pub unopened: Vec<(String, String)>,
+    /// The member that is being filled, or was the last to be; none if none was.
+    #[serde(default)]
+    pub rebuild: Option<Rebuild>,
+    /// The scrub that runs, or ran last.
+    #[serde(default)]
+    pub scrub: Scrub,
     /// Where the space goes.
     pub space: Space,
     /// Stored bytes per byte of the user's, record headers included, parity not; none while nothing is stored.
@@ -134,6 +140,78 @@ pub struct Pool {
     pub replay_segments_max: u64,
     /// Counters.
     pub counters: PoolCounters,
+}
+
+/// A member that is filled: one that comes back, or one that replaces another.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rebuild {
+    /// Its place.
+    pub index: u64,
+    /// Its name.
+    pub source: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// It replaces another.
+    pub replacing: bool,
+    /// `running`, `done`, `failed` (it is tried again).
+    pub state: String,
+    /// Segments that it lacked, or may have lacked.
+    pub segments_total: u64,
+    /// Of these, the ones that are whole.
+    pub segments_done: u64,
+    /// Bytes written to it for that.
+    pub written_bytes: u64,
+    /// Stripes that could not be read.
+    pub stripes_lost: u64,
+    /// How long it has taken.
+    pub elapsed_ms: u64,
+    /// How much longer it takes at this pace.
+    pub left_ms: Option<u64>,
+}
+
+/// How far the scrub is, and what it has found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scrub {
+    /// A pass is under way.
+    pub running: bool,
+    /// When this pass, or else the last one, began, in Unix seconds; 0: there was none.
+    pub started_s: u64,
+    /// When the last pass ended, in Unix seconds; 0: none has.
+    pub ended_s: u64,
+    /// Segments that this pass has still to read.
+    pub segments_left: u64,
+    /// Stripes that it has read.
+    pub stripes: u64,
+    /// Shards that were wrong.
+    pub bad_shards: u64,
+    /// Of these, the ones that are right again.
+    pub repaired_shards: u64,
+    /// Stripes that can't be read: beyond m losses.
+    pub stripes_lost: u64,
+    /// Where shards were wrong since the service began.
+    pub findings: Vec<Finding>,
+}
+
+/// Wrong shards in one segment of a member.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The member.
+    pub member: u64,
+    /// The segment.
+    pub segment: u64,
+    /// How many.
+    pub shards: u64,
+}
+
+/// Answer of `POST /v1/pool/replace` and `/v1/pool/attach`: what has begun.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Coming {
+    /// The place.
+    pub index: u64,
+    /// The member that comes.
+    pub uuid: String,
+    /// What to do next.
+    pub advice: String,
 }
 
 /// One member.
@@ -159,6 +237,9 @@ pub struct Member {
     pub checksum_errors: u64,
     /// Shards rebuilt and written again.
     pub repaired: u64,
+    /// Reads that the other members served since this one took too long.
+    #[serde(default)]
+    pub slow_reads: u64,
 }
 
 /// Where the space goes, in bytes: `raw = usable + parity + metadata + reserve`, `usable = used + free`.

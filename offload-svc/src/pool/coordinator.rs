@@ -14,6 +14,7 @@ use nvmf_target::buffer::IoBuf;
 use tokio::sync::{Notify, mpsc, oneshot};
 use uuid::Uuid;
 
+use super::attach::{self, Coming, MemberError};
 use super::checkpoint::{Root, SectionWriter};
 use super::checkpoint_io::{CheckpointWriter, WriteFailed};
 use super::core::Core;
@@ -45,6 +46,8 @@ pub enum Control {
     /// Nothing of the volume is under its older key any longer, or so it seemed.
     FinishRotation(Arc<Volume>, oneshot::Sender<bool>),
     Resize(String, u64, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
+    /// Brings a member into the set.
+    Member(attach::Request, oneshot::Sender<Result<Coming, MemberError>>),
     Checkpoint(Option<oneshot::Sender<Result<(), CheckpointError>>>),
     Shutdown(oneshot::Sender<Result<(), CheckpointError>>),
     /// All is quiet: the last checkpoint.
@@ -70,8 +73,7 @@ pub async fn serve_membership(
     mut requests: UnboundedReceiver<Exclusion>,
 ) {
     while let Some(request) = requests.next().await {
-        let gone = request.members & core.shared.set.mask();
-        let result = if gone == 0 { Ok(()) } else { superblocks.publish(gone, |_| {}).await };
+        let result = superblocks.exclude(&request.members).await;
         core.shared.space_event.notify_waiters();
         // Whoever asked may have given up.
         let _ = request.done.send(result);
@@ -104,6 +106,11 @@ impl Coordinator {
                 Control::Rotate(name, reply) => drop(reply.send(self.rotate(&name).await)),
                 Control::FinishRotation(volume, reply) => drop(reply.send(self.finish_rotation(&volume).await)),
                 Control::Resize(name, size, reply) => drop(reply.send(self.resize(&name, size).await)),
+                Control::Member(request, reply) => {
+                    // Its device may take its time.
+                    let (core, superblocks) = (Rc::clone(&self.core), Rc::clone(&self.superblocks));
+                    self.core.env().spawn(Box::pin(attach::serve(core, superblocks, request, reply)));
+                }
                 Control::Checkpoint(reply) => {
                     let result = self.checkpoint(false).await;
                     if let Some(reply) = reply {
@@ -181,7 +188,7 @@ impl Coordinator {
                 return Err(error);
             }
         };
-        let published = self.superblocks.publish(0, |block| {
+        let published = self.superblocks.publish(|block| {
             block.checkpoint = Some(pointer);
             block.clean = clean;
         });
@@ -380,18 +387,28 @@ async fn wait_idle(volume: &Volume) {
 }
 
 /// Overwrites the volumes of a superseded checkpoint, so that no wrapped key of a deleted volume stays behind on the
-/// members of the set. Its segments are still its own.
+/// members of the set and those that are coming back. Its segments are still its own.
 async fn scrub_volumes(core: &Core, old: &Root) {
+    let set = &core.shared.set;
+    // Nobody copies a stripe from before it was overwritten to a member where it has been.
+    let _erasing = core.shared.erasing.lock().await;
     for part in old.parts.iter().take(old.volume_parts as usize) {
         let offset = core.stripes.offset(&part.location);
         let len = part.location.shard_bytes();
-        for member in 0..core.shared.set.count() {
+        for index in 0..2 * set.count() {
+            let (place, incarnation) = (index % set.count(), set.entry(index).incarnation());
             let mut buf = IoBuf::heap(len);
             buf.fill(0);
             // A late write of zeroes could hit the segment's next use, so a member that doesn't answer leaves the set. One
             // that has left keeps its copy.
-            if core.stripes.io.write_durably(member, offset, buf).await == Err(Failure::Timeout) {
-                core.stripes.put_out_later(1 << member).await;
+            if core.stripes.io.write_durably(index, offset, buf).await != Err(Failure::Timeout) {
+                continue;
+            }
+            if index == place {
+                core.stripes.put_out_later(1 << place).await;
+            } else {
+                // If it can't be done the pool has failed.
+                let _ = core.stripes.io.exclude_all(vec![(place, incarnation)]).await;
             }
         }
     }
@@ -412,6 +429,8 @@ impl Core {
     /// Sends out this reactor's maps, in slices. Changes go on meanwhile: what a slice misses or has too early has a
     /// generation above the watermark, and the window's records bring it right.
     pub async fn dump(&self, request: DumpRequest) {
+        let newest = self.shared.segments.next_number();
+        self.stream.retire(self, newest.saturating_sub(self.shared.options.max_replay_segments.into()));
         let (stream, settled) = (self.index as u32, self.stream.settled());
         for shard in self.all_shards() {
             let mut sections = SectionWriter::default();

@@ -39,6 +39,8 @@ pub trait Env {
     fn sync(&self, member: MemberIndex) -> LocalBoxFuture<'static, io::Result<()>>;
     /// The clock that `sleep_until` goes by.
     fn now(&self) -> Instant;
+    /// Seconds since 1970.
+    fn unix_seconds(&self) -> u64;
     /// Completes at `at` or soon after.
     fn sleep_until(&self, at: Instant) -> LocalBoxFuture<'static, ()>;
     /// Runs `task` on this reactor.

@@ -10,9 +10,11 @@ use nvmf_target::backend::Backend;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::attach::{Coming, MemberError, NewMember, Request};
 use super::coordinator::Control;
+use super::env::MemberIndex;
 use super::shared::{Shared, Volume};
-use super::status::{Health, KeyStatus, MemberStatus, PoolStatus, Space, VolumeStatus};
+use super::status::{Health, KeyStatus, MemberState, MemberStatus, PoolStatus, Space, VolumeStatus};
 use super::volume::VolumeBackend;
 use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
@@ -125,6 +127,38 @@ impl Pool {
         self.shared.all_volumes().iter().map(|volume| key_status(volume)).collect()
     }
 
+    /// Lets a blank device take the place of a member, which `old` names by index, UUID or name. When this returns, the
+    /// filling has been asked for; [`PoolStatus::rebuild`] tells how far it is. Until it is done the old member serves on.
+    pub async fn replace_member(&self, old: &str, new: NewMember) -> Result<Coming, MemberError> {
+        let request = Request::Replace { old: old.into(), new };
+        self.ask(|reply| Control::Member(request, reply)).await.unwrap_or(Err(MemberError::Closed))
+    }
+
+    /// Brings back a member that was away.
+    pub async fn attach_member(&self, new: NewMember) -> Result<Coming, MemberError> {
+        let request = Request::Attach { new };
+        self.ask(|reply| Control::Member(request, reply)).await.unwrap_or(Err(MemberError::Closed))
+    }
+
+    /// Begins a scrub, if none runs, or ends the one that does.
+    pub fn scrub(&self, run: bool) {
+        self.shared.scrub.ask(run);
+    }
+
+    /// Whether another member is on its way to a place.
+    pub fn is_being_replaced(&self, index: u8) -> bool {
+        self.shared.rebuild.is_asked(index.into())
+    }
+
+    /// The slots that members and those on their way into the set stand in; others can be closed.
+    pub fn slots_in_use(&self) -> Vec<MemberIndex> {
+        let set = &self.shared.set;
+        let entries = (0..2 * set.count()).filter(|index| *index < set.count() || set.entry(*index).slot().is_some());
+        let mut slots: Vec<_> = entries.filter_map(|index| set.entry(index).slot()).collect();
+        slots.extend(self.shared.rebuild.waiting());
+        slots
+    }
+
     /// Takes a checkpoint.
     pub async fn checkpoint(&self) -> Result<(), CheckpointError> {
         self.ask(|reply| Control::Checkpoint(Some(reply))).await.unwrap_or(Err(CheckpointError::Closed))
@@ -164,6 +198,8 @@ impl Pool {
             checkpoints: shared.checkpoints.load(Ordering::Relaxed),
             cleaned_segments: shared.cleaned.load(Ordering::Relaxed),
             map_extents: shared.extents.load(Ordering::Relaxed).max(0) as u64,
+            rebuild: shared.rebuild.status(),
+            scrub: shared.scrub.status(),
             mount: shared.report.clone(),
         }
     }
@@ -180,20 +216,24 @@ impl Pool {
     }
 
     fn members(&self) -> Vec<MemberStatus> {
-        let members = self.shared.set.members.iter().enumerate();
+        let set = &self.shared.set;
+        let members = set.places().iter().enumerate();
         let status = members.map(|(index, member)| {
-            let (state, epoch) = member.state();
+            let (identity, (state, epoch)) = (member.identity(), member.state());
+            let candidate = set.entry(set.candidate(index)).identity().uuid;
+            let coming = !set.contains(index) && set.joining() & (1 << index) != 0 && candidate == identity.uuid;
             MemberStatus {
                 index: index as u8,
-                uuid: member.uuid,
-                name: member.name.clone(),
-                state,
+                uuid: identity.uuid,
+                name: identity.name,
+                state: if coming { MemberState::Rebuilding } else { state },
                 epoch: if self.shared.set.contains(index) { self.shared.set.epoch() } else { epoch },
                 read_errors: member.read_errors.load(Ordering::Relaxed),
                 write_errors: member.write_errors.load(Ordering::Relaxed),
                 timeouts: member.timeouts.load(Ordering::Relaxed),
                 bad_shards: member.bad_shards.load(Ordering::Relaxed),
                 repaired_shards: member.repaired_shards.load(Ordering::Relaxed),
+                slow_reads: member.slow_reads.load(Ordering::Relaxed),
             }
         });
         status.collect()
@@ -205,7 +245,7 @@ impl Pool {
         let members = shared.set.count() as u64;
         let (data, parity) = (u64::from(shared.set.layout.data_shards), u64::from(shared.set.layout.parity_shards));
         let segment = u64::from(shared.set.layout.segment_bytes);
-        let raw_bytes: u64 = shared.set.members.iter().map(|member| member.size_bytes).sum();
+        let raw_bytes: u64 = shared.set.places().iter().map(|member| member.identity().size_bytes).sum();
         let segments_bytes = u64::from(shared.set.segment_count) * segment * members;
         let [free, open, closed, checkpoint] = shared.segments.census();
         let used_bytes = shared.segments.live_total().min((open + closed) * segment * data);

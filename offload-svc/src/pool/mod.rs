@@ -25,6 +25,7 @@
 //! reactor: `core`, `read`, `write`, `stream`, `clean`; on the first one also `coordinator`. Before all that: `probe`,
 //! `mount`.
 
+mod attach;
 mod checkpoint;
 mod checkpoint_io;
 mod clean;
@@ -39,13 +40,17 @@ mod members;
 mod message;
 mod mount;
 pub mod options;
+mod pace;
 mod probe;
 mod reactor;
 mod read;
+mod rebuild;
 mod rotate;
 mod scan;
+mod scrub;
 mod segments;
 mod shared;
+mod slow;
 mod space;
 pub mod status;
 mod stream;
@@ -59,6 +64,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use attach::{Coming, MemberError, NewMember};
 pub use env::{Env, IoResult, MemberIndex};
 pub use handle::{CheckpointError, Pool, VolumeError, VolumeSpec};
 pub use message::{Courier, Message};
@@ -66,4 +72,7 @@ pub use mount::{MountError, Mounted, mount};
 pub use options::{Force, Layout, MemberInput, MemoryNeeds, MountOptions, memory_needs};
 pub use probe::{FormatError, Found, FoundText, Inspection, format, inspect};
 pub use reactor::{PoolReactor, ReactorSeed};
-pub use status::{Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, Space, VolumeStatus};
+pub use status::{
+    Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, ScrubFinding,
+    ScrubStatus, Space, VolumeStatus,
+};

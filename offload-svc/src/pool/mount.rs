@@ -16,9 +16,10 @@ use super::checkpoint_io::{self, CheckpointWriter, ReadFailed, WriteFailed};
 use super::core::generation_base;
 use super::env::{Env, MemberIndex};
 use super::map::{Extent, ExtentMap, Ledger};
-use super::members::{Excluder, Member, MemberIo, MemberSet, TooFewMembers};
+use super::members::{Excluder, Identity, Member, MemberIo, MemberSet, TooFewMembers};
 use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
 use super::probe::{ChooseError, Chosen, Found, choose, probe};
+use super::rebuild::Comer;
 use super::scan::{FoundRecord, SeenStreams, find_records, find_stripes};
 use super::segments::{SegmentUse, Segments, State};
 use super::shared::{Books, Volume};
@@ -80,7 +81,8 @@ pub struct Mounted {
     pub(super) keyring: Arc<Keyring>,
     pub(super) kek: Arc<KeyEncryptionKey>,
     pub(super) state: Superblock,
-    pub(super) member_bytes: Vec<u64>,
+    /// Members that are there and not in the set.
+    pub(super) returning: Vec<Comer>,
     pub(super) root: Root,
     pub(super) next_volume: u32,
     pub(super) report: MountReport,
@@ -120,7 +122,7 @@ pub async fn mount(
     options.check()?;
     let found = probe(&env, inputs).await;
     let chosen = choose(inputs, &found, options.force)?;
-    name_refused(inputs, &found);
+    name_refused(inputs, &found, chosen.state.layout.members());
     let set = Arc::new(member_set(inputs, &chosen, &options));
     let stripes = stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?;
     let mut report = MountReport {
@@ -130,6 +132,7 @@ pub async fn mount(
         ..MountReport::default()
     };
     let mut loaded = load(&stripes, &chosen.state).await?;
+    let floor = loaded.floor();
     let keyring = Arc::new(Keyring::new());
     for volume in loaded.volumes.values() {
         for wrapped in volume.keys.wrapped() {
@@ -138,19 +141,19 @@ pub async fn mount(
             keyring.insert(key);
         }
     }
-    let replay = if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
+    let mut replay =
+        if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
     check_lost(&replay.streams.lost(&loaded.settled), options.force, &mut report)?;
     let segments =
         Segments::new(states(&set, &loaded, &replay.written), loaded.next_sequence.max(replay.top_sequence + 1));
     let extents = AtomicI64::new(0);
     fill_maps(&mut loaded, &segments, &extents);
     let mut codec = RecordCodec::new(*engines::chosen(), Arc::clone(&keyring));
+    let discarded = std::mem::take(&mut replay.discarded);
     replay.apply(&mut loaded, &segments, &extents, &mut codec, &mut report);
     let mounts = chosen.state.mounts + 1;
-    let member_bytes = chosen.present.iter().map(|present| present.as_ref().map_or(0, |(_, block)| block.member_bytes));
-    let member_bytes: Vec<u64> = member_bytes.collect();
     let io = MemberIo::new(Rc::clone(&env), Arc::clone(&set), Excluder::Mounting, SUPERBLOCKS_UNDER_WAY);
-    let superblocks = Superblocks::new(io, chosen.state.clone(), member_bytes.clone());
+    let superblocks = Superblocks::new(io, chosen.state.clone(), Box::new(move || floor));
     let behind = chosen
         .present
         .iter()
@@ -158,8 +161,13 @@ pub async fn mount(
         .filter(|(_, present)| present.as_ref().is_some_and(|(_, own)| own.state_id() != chosen.state.state_id()));
     superblocks.catch_up(behind.fold(0, |behind, (index, _)| behind | 1 << index)).await;
     let extents = extents.load(Ordering::Relaxed);
-    let new = NewCheckpoint { stripes: &stripes, segments: &segments, loaded: &loaded, options: &options, mounts };
+    let new =
+        NewCheckpoint { stripes: &stripes, segments: &segments, loaded: &loaded, options: &options, mounts, floor };
     let root = new.write(&superblocks, extents).await?;
+    // Only now, as a mount that fails changes nothing: what was never finished must not look like something lost later.
+    for header in &discarded {
+        stripes.give_up(header).await;
+    }
     report.volumes = loaded.volumes.len() as u64;
     report.duration_ms = env.now().saturating_duration_since(started).as_millis() as u64;
     tracing::info!("{report}");
@@ -173,7 +181,7 @@ pub async fn mount(
         shards: loaded.shards,
         keyring,
         kek,
-        member_bytes,
+        returning: returning(inputs, &chosen),
         root,
         next_volume: loaded.next_volume,
         report,
@@ -192,9 +200,9 @@ fn check_lost(lost: &[(u32, u64)], force: Force, report: &mut MountReport) -> Re
     Ok(())
 }
 
-/// Says which members were refused, and why, in the log.
-fn name_refused(inputs: &[MemberInput], found: &[Found]) {
-    for (input, found) in inputs.iter().zip(found) {
+/// Says which members were refused, and why, in the log. What comes after the first `members` are spares: they may be blank.
+fn name_refused(inputs: &[MemberInput], found: &[Found], members: usize) {
+    for (index, (input, found)) in inputs.iter().zip(found).enumerate() {
         match found {
             Found::Truncated { superblock, size_bytes } => tracing::error!(
                 member = input.name,
@@ -202,6 +210,7 @@ fn name_refused(inputs: &[MemberInput], found: &[Found]) {
                 superblock.member_bytes
             ),
             Found::Unusable(error) => tracing::error!(member = input.name, %error, "refused"),
+            Found::Blank if index >= members => {}
             Found::Blank | Found::Torn | Found::Foreign { .. } => {
                 tracing::error!(member = input.name, "not a member of the pool")
             }
@@ -217,8 +226,8 @@ fn member_set(inputs: &[MemberInput], chosen: &Chosen, options: &MountOptions) -
     let members = state.members.iter().zip(&chosen.present).enumerate().map(|(index, (entry, present))| {
         let slot = present.as_ref().map(|(slot, _)| *slot);
         let name = |MemberIndex(slot): MemberIndex| inputs.get(usize::from(slot)).map(|input| input.name.clone());
-        let size = present.as_ref().map_or(least, |(_, block)| block.member_bytes);
-        let member = Member::new(entry.uuid, slot, slot.and_then(name), size);
+        let size_bytes = present.as_ref().map_or(least, |(_, block)| block.member_bytes);
+        let member = Member::new(Identity { uuid: entry.uuid, slot, name: slot.and_then(name), size_bytes });
         let there = match (slot, entry.active) {
             (None, _) => MemberState::Missing,
             (Some(_), true) => MemberState::Active,
@@ -233,6 +242,20 @@ fn member_set(inputs: &[MemberInput], chosen: &Chosen, options: &MountOptions) -
     set
 }
 
+/// Members that are there and lack something: those that were away, and those that were being filled.
+fn returning(inputs: &[MemberInput], chosen: &Chosen) -> Vec<Comer> {
+    let comer = |place: usize, (slot, block): &(MemberIndex, Superblock), replacing| {
+        let name = inputs.get(usize::from(slot.0)).map(|input| input.name.clone());
+        let identity = Identity { uuid: block.member, slot: Some(*slot), name, size_bytes: block.member_bytes };
+        Comer { place, identity, replacing, blank: false }
+    };
+    let stale = chosen.stale.iter().map(|place| usize::from(*place));
+    let stale = stale.filter_map(|place| Some(comer(place, chosen.present[place].as_ref()?, false)));
+    let filled = chosen.replacements.iter().enumerate();
+    let filled = filled.filter_map(|(place, present)| Some(comer(place, present.as_ref()?, true)));
+    filled.chain(stale).collect()
+}
+
 /// Access to stripes with a reactor's share of buffers.
 pub(super) fn stripe_io(
     env: Rc<dyn Env>,
@@ -243,7 +266,8 @@ pub(super) fn stripe_io(
     let budget = memory_needs(&set.layout, options).buffer_bytes_per_reactor / 2;
     // Half of the buffers are for whoever needs several at once; m members that hang, and one more, keep the other half.
     let buffers = budget / u64::from(set.layout.shard_bytes_max);
-    let under_way = usize::try_from(buffers).unwrap_or(usize::MAX) / (usize::from(set.layout.parity_shards) + 1);
+    // One that comes back to its place may hang as well.
+    let under_way = usize::try_from(buffers).unwrap_or(usize::MAX) / (usize::from(set.layout.parity_shards) + 2);
     StripeIo::new(MemberIo::new(env, Arc::clone(set), excluder, under_way), budget)
 }
 
@@ -257,6 +281,12 @@ async fn load(stripes: &StripeIo, state: &Superblock) -> Result<Loaded, MountErr
 }
 
 impl Loaded {
+    /// Uses of segments with lower sequence numbers were written to their end before this checkpoint: a member that was in
+    /// the set then, and is not there now, lacks nothing of them.
+    fn floor(&self) -> u64 {
+        self.window.iter().map(|used| used.sequence.number).fold(self.next_sequence, u64::min)
+    }
+
     fn take(&mut self, section: Section, set: &MemberSet) -> Result<(), DecodeError> {
         match section {
             Section::Volume(volume) => {
@@ -356,6 +386,8 @@ struct Replay {
     written: HashSet<u32>,
     top_sequence: u64,
     streams: SeenStreams,
+    /// Headers of unfinished stripes.
+    discarded: Vec<ShardHeader>,
 }
 
 /// Segments scanned at once.
@@ -376,6 +408,7 @@ async fn scan(stripes: &StripeIo, window: &[SegmentUse], report: &mut MountRepor
             report.stripes_discarded += found.discarded;
             replay.records.extend(found.records);
             replay.streams.add(&found.replayed, &found.other);
+            replay.discarded.extend(found.other.into_iter().filter(|header| !header.void));
         }
     }
     replay.top_sequence = window.iter().map(|used| used.sequence.number).max().unwrap_or(0);
@@ -502,6 +535,7 @@ struct NewCheckpoint<'a> {
     loaded: &'a Loaded,
     options: &'a MountOptions,
     mounts: u64,
+    floor: u64,
 }
 
 /// Extents in one section.
@@ -546,7 +580,8 @@ impl NewCheckpoint<'_> {
         let mut id = [0; 16];
         self.stripes.io.env.random(&mut id);
         superblocks
-            .publish(0, |block| {
+            .publish(|block| {
+                block.lower(self.floor);
                 block.checkpoint = Some(pointer);
                 (block.clean, block.formatting) = (false, false);
                 block.mounts = self.mounts;

@@ -121,6 +121,16 @@ pub struct MountOptions {
     pub commits_in_flight: u32,
     /// Extents that all maps together may hold: bounds the memory. Beyond it writes get Capacity Exceeded.
     pub map_extents_max: u64,
+    /// Bytes a second that the filling of a member reads and writes at most; 0: no limit.
+    pub rebuild_rate: u64,
+    /// Bytes a second that the scrub reads at most; 0: no limit.
+    pub scrub_rate: u64,
+    /// A scrub begins so long after the last one; zero: only when it is asked for.
+    pub scrub_interval: Duration,
+    /// What 99 of 100 requests should be answered within while a member is filled or a scrub runs.
+    pub foreground_p99: Duration,
+    /// A read that a member has not answered by then is served from the others; zero: never.
+    pub slow_read: Duration,
     /// What to mount in spite of.
     pub force: Force,
 }
@@ -133,6 +143,11 @@ impl Default for MountOptions {
             checkpoint_interval: Duration::from_secs(30),
             commits_in_flight: 4,
             map_extents_max: 32 << 20,
+            rebuild_rate: 0,
+            scrub_rate: 64 << 20,
+            scrub_interval: Duration::ZERO,
+            foreground_p99: Duration::from_millis(20),
+            slow_read: Duration::from_millis(250),
             force: Force::default(),
         }
     }

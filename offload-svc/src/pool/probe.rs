@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::env::{Env, MemberIndex};
 use super::options::{Force, Layout, MEMBERS_MAX, MemberInput, OptionError, SUPERBLOCK_AREA_BYTES};
-use super::superblock::{MemberEntry, SLOT_BYTES, Superblock, SuperblockError};
+use super::superblock::{MemberEntry, SLOT_BYTES, ScrubRecord, Superblock, SuperblockError};
 
 /// What stands at the start of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +70,12 @@ pub enum FormatError {
 #[derive(Debug)]
 pub struct FoundText(Found);
 
+impl FoundText {
+    pub fn of(found: Found) -> Self {
+        Self(found)
+    }
+}
+
 impl std::fmt::Display for FoundText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
@@ -91,14 +97,14 @@ impl std::fmt::Display for FoundText {
 }
 
 /// A member's read must end in this time for it to take part.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads what stands on each member.
 pub async fn probe(env: &Rc<dyn Env>, members: &[MemberInput]) -> Vec<Found> {
     join_all(members.iter().enumerate().map(|(slot, input)| probe_one(env, MemberIndex(slot as u8), input))).await
 }
 
-async fn probe_one(env: &Rc<dyn Env>, slot: MemberIndex, input: &MemberInput) -> Found {
+pub async fn probe_one(env: &Rc<dyn Env>, slot: MemberIndex, input: &MemberInput) -> Found {
     let Some(size_bytes) = input.size_bytes else { return Found::Unreadable };
     if size_bytes < SUPERBLOCK_AREA_BYTES {
         return Found::Unreadable;
@@ -217,7 +223,12 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
         env.random(&mut bytes);
         bytes
     };
-    let entry = || MemberEntry { uuid: uuid::Builder::from_random_bytes(random()).into_uuid(), active: true, epoch: 1 };
+    let entry = || MemberEntry {
+        uuid: uuid::Builder::from_random_bytes(random()).into_uuid(),
+        active: true,
+        epoch: 1,
+        whole_below: 0,
+    };
     let members: Vec<MemberEntry> = inputs.iter().map(|_| entry()).collect();
     let segments = (smallest - SUPERBLOCK_AREA_BYTES) / u64::from(layout.segment_bytes);
     let mut block = Superblock {
@@ -234,6 +245,8 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
         mounts: 0,
         mount_id: 0,
         checkpoint: None,
+        replacements: vec![None; members.len()],
+        scrub: ScrubRecord::default(),
         members,
     };
     write_all(env, inputs, &block).await?;
@@ -288,6 +301,8 @@ pub struct Chosen {
     pub state: Superblock,
     /// By place in the set: where it is, and its own superblock.
     pub present: Vec<Option<(MemberIndex, Superblock)>>,
+    /// By place: the member that was being filled to take it.
+    pub replacements: Vec<Option<(MemberIndex, Superblock)>>,
     /// Members of the set that are there.
     pub mask: u32,
     /// Members that are there but not in the set.
@@ -337,6 +352,12 @@ fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: Force)
             present[at] = Some((*slot, (*block).clone()));
         }
     }
+    let replacement = |uuid| blocks.iter().find(|(_, block)| block.member == uuid);
+    let replacements = state.replacements.iter().map(|replacement_of_place| {
+        let (slot, block) = replacement(replacement_of_place.as_ref()?.uuid)?;
+        Some((*slot, (*block).clone()))
+    });
+    let replacements = replacements.collect();
     let (mut mask, mut stale, mut missing, mut absent) = (0u32, Vec::new(), Vec::new(), 0);
     for (index, member) in state.members.iter().enumerate() {
         match (&present[index], member.active) {
@@ -357,5 +378,5 @@ fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: Force)
     if absent >= needed && !force.rival {
         return Err(ChooseError::Rival { missing });
     }
-    Ok(Chosen { state, present, mask, stale, missing })
+    Ok(Chosen { state, present, replacements, mask, stale, missing })
 }

@@ -23,7 +23,10 @@ use super::members::{Excluder, Exclusion, MemberIo};
 use super::message::{Channels, Courier, Message};
 use super::mount::{Mounted, stripe_io};
 use super::options::OptionError;
+use super::pace::Foreground;
+use super::rebuild::{Comer, Keeper, Rebuilding};
 use super::rotate;
+use super::scrub::{Scrub, Scrubbing};
 use super::shared::{Shared, Volume};
 use super::space::Admission;
 use super::stream::Stream;
@@ -46,7 +49,7 @@ struct CoordinatorSeed {
     requests: UnboundedReceiver<Control>,
     exclusions: UnboundedReceiver<Exclusion>,
     state: Superblock,
-    member_bytes: Vec<u64>,
+    returning: Vec<Comer>,
     root: Root,
     next_volume: u32,
     kek: Arc<KeyEncryptionKey>,
@@ -81,6 +84,7 @@ impl Mounted {
         let shared = Arc::new(Shared {
             admission: Arc::new(Admission::new(self.set.layout, self.set.segment_count, reactors)),
             set: self.set,
+            foreground: Foreground::new(self.options.foreground_p99),
             options: self.options,
             reactors,
             membership,
@@ -103,6 +107,9 @@ impl Mounted {
             cleaning: Notify::new(),
             listed_at_checkpoint: AtomicU64::new(listed),
             checkpoint_wanted: AtomicBool::new(false),
+            erasing: tokio::sync::Mutex::new(()),
+            rebuild: Rebuilding::default(),
+            scrub: Scrubbing::default(),
         });
         let mut shards: HashMap<usize, Vec<(Arc<Volume>, u16, ExtentMap)>> = HashMap::new();
         for ((volume, number), shard) in self.shards {
@@ -115,7 +122,7 @@ impl Mounted {
             requests,
             exclusions,
             state: self.state,
-            member_bytes: self.member_bytes,
+            returning: self.returning,
             root: self.root,
             next_volume: self.next_volume,
             kek: self.kek,
@@ -150,7 +157,8 @@ impl PoolReactor {
         env.spawn(Box::pin(Stream::run(Rc::clone(&core))));
         if let Some(seed) = coordinator {
             let io = MemberIo::new(Rc::clone(&env), Arc::clone(&shared.set), excluder, SUPERBLOCKS_UNDER_WAY);
-            let superblocks = Rc::new(Superblocks::new(io, seed.state, seed.member_bytes));
+            let (floor, scrub) = (Arc::clone(&shared), seed.state.scrub);
+            let superblocks = Rc::new(Superblocks::new(io, seed.state, Box::new(move || floor.segments.floor())));
             let coordinator = Rc::new(Coordinator {
                 core: Rc::clone(&core),
                 superblocks: Rc::clone(&superblocks),
@@ -160,10 +168,17 @@ impl PoolReactor {
                 resizing: Cell::new(None),
             });
             env.spawn(Box::pin(coordinator.run(seed.requests)));
-            env.spawn(Box::pin(coordinator::serve_membership(superblocks, Rc::clone(&core), seed.exclusions)));
+            env.spawn(Box::pin(coordinator::serve_membership(
+                Rc::clone(&superblocks),
+                Rc::clone(&core),
+                seed.exclusions,
+            )));
             env.spawn(Box::pin(coordinator::keep_time(Rc::clone(&core))));
             env.spawn(Box::pin(clean::run(Rc::clone(&core))));
             rotate::go_on(&core);
+            let keeper = Keeper::new(Rc::clone(&core), Rc::clone(&superblocks), seed.returning);
+            env.spawn(Box::pin(keeper.run()));
+            env.spawn(Box::pin(Scrub::new(Rc::clone(&core), Rc::clone(&superblocks), scrub).run()));
         }
         Ok(Self { core })
     }

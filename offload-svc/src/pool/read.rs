@@ -3,9 +3,12 @@
 //! Owns the way from extents to opened records. Must not know how requests are answered. Invariant: bytes are handed out
 //! only from a record that opened under the birth the map names; all else is an error for exactly the blocks it covers.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::pin::pin;
 
-use futures::future::join_all;
+use futures::future::{Either, join_all, select};
 
 use super::core::{Core, Shard};
 use super::map::{Extent, RecordLocation};
@@ -110,7 +113,9 @@ impl Core {
     async fn read_rebuilt(&self, record: &RecordRead, put: &impl Fn(u64, &[u8])) -> bool {
         let location = &record.location;
         let Some(sequence) = self.shared.segments.sequence_of(location.stripe.segment) else { return false };
-        let Ok(stripe) = self.stripes.read(location.stripe, sequence).await else { return false };
+        let patience = self.shared.options.slow_read;
+        let read = self.stripes.read_patiently(location.stripe, sequence, patience).await;
+        let Ok(stripe) = read else { return false };
         let start = location.payload_offset as usize;
         let bytes = stripe.payload.get(start..start + location.stored_bytes as usize);
         let opened = bytes.is_some_and(|bytes| self.open_parts(record, bytes, put));
@@ -137,6 +142,19 @@ impl Core {
         true
     }
 
+    /// Waits for reads, but no longer than a member may take before the others are asked.
+    async fn in_time<T>(&self, reads: impl Future<Output = T>) -> Option<T> {
+        let patience = self.shared.options.slow_read;
+        if patience.is_zero() {
+            return Some(reads.await);
+        }
+        let late = self.env().sleep_until(self.env().now() + patience);
+        match select(pin!(reads), late).await {
+            Either::Left((results, _)) => Some(results),
+            Either::Right(_) => None,
+        }
+    }
+
     /// A record's bytes from the members that hold them, unverified; `None` if one of them does not answer well.
     async fn fetch(&self, location: &RecordLocation) -> Option<Vec<u8>> {
         let pieces: Vec<ShardRange> = location.stripe.pieces(location.payload_offset, location.stored_bytes).collect();
@@ -145,18 +163,32 @@ impl Core {
             let start = piece.offset / block * block;
             (start, (piece.offset + piece.len).next_multiple_of(block) - start)
         };
-        let _room = self.stripes.room(pieces.len()).await;
         let members = self.shared.set.count();
+        if pieces.iter().any(|piece| self.stripes.is_slow(location.stripe.member_of(piece.shard, members))) {
+            return None;
+        }
+        let _room = self.stripes.room(pieces.len()).await;
         let base = self.stripes.offset(&location.stripe);
-        let reads = pieces.iter().map(|piece| {
+        let answered: Vec<Cell<bool>> = pieces.iter().map(|_| Cell::new(false)).collect();
+        let reads = pieces.iter().zip(&answered).map(|(piece, answered)| {
             let (start, len) = span(piece);
             let member = location.stripe.member_of(piece.shard, members);
-            async move { (member, self.stripes.io.read(member, base + u64::from(start), len as usize).await) }
+            async move {
+                let result = self.stripes.io.read(member, base + u64::from(start), len as usize).await;
+                answered.set(true);
+                (member, result)
+            }
         });
+        let Some(results) = self.in_time(join_all(reads)).await else {
+            let slow = pieces.iter().zip(&answered).filter(|(_, answered)| !answered.get());
+            let slow: BTreeSet<_> = slow.map(|(piece, _)| location.stripe.member_of(piece.shard, members)).collect();
+            slow.into_iter().for_each(|place| self.stripes.was_slow(place, self.shared.options.slow_read));
+            return None;
+        };
         let mut bytes = Vec::with_capacity(location.stored_bytes as usize);
         let mut late = 0;
         let mut whole = true;
-        for (piece, (member, result)) in pieces.iter().zip(join_all(reads).await) {
+        for (piece, (member, result)) in pieces.iter().zip(results) {
             match result {
                 Ok(buf) => {
                     let start = (piece.offset - span(piece).0) as usize;

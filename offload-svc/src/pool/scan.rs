@@ -30,9 +30,11 @@ pub async fn find_stripes(stripes: &StripeIo, used: SegmentUse) -> Vec<ShardHead
     let layout = &stripes.set().layout;
     let blocks = layout.segment_bytes / BLOCK_BYTES as u32;
     let rows_per_read = layout.shard_bytes_max / BLOCK_BYTES as u32;
-    let (mut row, mut found) = (0, Vec::new());
+    let (mut row, mut found) = (0, Vec::<ShardHeader>::new());
     while row < blocks {
-        let end = (row + rows_per_read).min(blocks);
+        // After a long stripe comes another as a rule: then its first row is enough.
+        let long = found.last().is_some_and(|last| last.location.shard_blocks >= LONG && ends_at(last) == row);
+        let end = (row + if long { 1 } else { rows_per_read }).min(blocks);
         let mut walk = Walk { stripes, used, row, found: &mut found };
         let rows = read_rows(stripes, used, row, end - row).await;
         if rows.iter().any(|result| matches!(result, Err(Failure::Error))) {
@@ -82,6 +84,13 @@ impl SeenStreams {
         };
         self.0.iter().flat_map(lost_of).collect()
     }
+}
+
+/// Rows of a stripe from which on it is better to read its first one alone than all of them.
+const LONG: u16 = 8;
+
+fn ends_at(header: &ShardHeader) -> u32 {
+    header.location.start_block + u32::from(header.location.shard_blocks)
 }
 
 struct Walk<'a> {

@@ -50,6 +50,8 @@ struct Inner {
     /// Segments handed out since the checkpoint in progress (or else the last one) began, and those open then.
     window: Vec<u32>,
     next_sequence: u64,
+    /// The first number given out by a window that is not durable yet.
+    listing: Option<u64>,
 }
 
 /// Counters of one segment.
@@ -83,7 +85,7 @@ impl Segments {
         let counters = states.iter().map(|_| Counters::default()).collect();
         let free = states.iter().filter(|state| matches!(state, State::Free)).count() as u64;
         Self {
-            inner: Mutex::new(Inner { states, listed: Vec::new(), window: Vec::new(), next_sequence }),
+            inner: Mutex::new(Inner { states, listed: Vec::new(), window: Vec::new(), next_sequence, listing: None }),
             counters,
             live_total: AtomicI64::new(0),
             listed_left: AtomicU64::new(0),
@@ -220,6 +222,7 @@ impl Segments {
         let after = free.len() + plan.freed.len() + plan.old_checkpoint.len();
         let mut room = limit.saturating_sub(uses.len()).min(after.saturating_sub(keep_free));
         let mut added = Vec::new();
+        inner.listing = Some(inner.next_sequence);
         // Those freed now come last: the members may still be busy with them.
         for &index in free.iter().chain(&plan.freed).chain(&plan.old_checkpoint) {
             if room == 0 {
@@ -252,6 +255,7 @@ impl Segments {
                 inner.listed.insert(0, *used);
             }
         }
+        inner.listing = None;
         self.recount(&inner);
     }
 
@@ -280,6 +284,41 @@ impl Segments {
             _ => None,
         });
         closed.map(|used| (used, self.live_bytes(used.index).max(0) as u64)).collect()
+    }
+
+    /// Every use with a lower sequence number has been written to its end: what is written at this moment or later goes to
+    /// others.
+    pub fn floor(&self) -> u64 {
+        let inner = self.lock();
+        let unfinished = inner.states.iter().filter_map(|state| match state {
+            State::Listed(sequence) | State::Open(sequence) | State::Checkpoint(sequence) => Some(sequence.number),
+            State::Free | State::Closed(_) => None,
+        });
+        unfinished.chain(inner.listing).fold(inner.next_sequence, u64::min)
+    }
+
+    /// Whether a use has been written to its end.
+    pub fn is_closed(&self, used: SegmentUse) -> bool {
+        self.lock().states.get(used.index as usize) == Some(&State::Closed(used.sequence))
+    }
+
+    /// The next sequence number.
+    pub fn next_number(&self) -> u64 {
+        self.lock().next_sequence
+    }
+
+    /// Segments that hold something, in uses from the sequence number `from` on, oldest first.
+    pub fn in_use(&self, from: u64) -> Vec<SegmentUse> {
+        let inner = self.lock();
+        let used = inner.states.iter().enumerate().filter_map(|(index, state)| match state {
+            State::Open(sequence) | State::Closed(sequence) | State::Checkpoint(sequence) => {
+                Some(SegmentUse { index: index as u32, sequence: *sequence })
+            }
+            State::Free | State::Listed(_) => None,
+        });
+        let mut used: Vec<SegmentUse> = used.filter(|used| used.sequence.number >= from).collect();
+        used.sort_by_key(|used| used.sequence.number);
+        used
     }
 
     /// The sequence of a segment that holds data, for reading it.

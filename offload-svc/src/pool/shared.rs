@@ -16,6 +16,9 @@ use super::map::{Extent, Ledger};
 use super::members::{Exclusion, MemberSet};
 use super::message::Courier;
 use super::options::MountOptions;
+use super::pace::Foreground;
+use super::rebuild::Rebuilding;
+use super::scrub::Scrubbing;
 use super::segments::Segments;
 use super::space::Admission;
 use super::status::MountReport;
@@ -129,6 +132,12 @@ pub struct Shared {
     pub listed_at_checkpoint: AtomicU64,
     /// A full or half-used window has been reported and not yet been answered by a checkpoint.
     pub checkpoint_wanted: AtomicBool,
+    /// Held while a stripe is copied to a member that comes back, and while old stripes are overwritten for good.
+    pub erasing: tokio::sync::Mutex<()>,
+    /// Members that are being filled.
+    pub rebuild: Rebuilding,
+    pub scrub: Scrubbing,
+    pub foreground: Foreground,
 }
 
 impl Shared {
@@ -151,6 +160,11 @@ impl Shared {
         if self.admission.is_low(&self.segments, self.extent_count()) {
             self.cleaning.notify_one();
         }
+    }
+
+    /// Nothing new is taken any more.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
     }
 
     pub fn extent_count(&self) -> u64 {

@@ -37,8 +37,46 @@ pub struct PoolStatus {
     pub cleaned_segments: u64,
     /// Extents in all maps.
     pub map_extents: u64,
+    /// The member that is being filled, or was the last to be.
+    pub rebuild: Option<RebuildStatus>,
+    /// The scrub that runs, or ran last.
+    pub scrub: ScrubStatus,
     /// What the mount found and did.
     pub mount: MountReport,
+}
+
+/// How far the scrub is, and what it has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ScrubStatus {
+    /// A pass is under way.
+    pub running: bool,
+    /// When this pass, or else the last one, began, in Unix seconds; 0: there was none.
+    pub started_s: u64,
+    /// When the last pass ended, in Unix seconds; 0: none has.
+    pub ended_s: u64,
+    /// Segments that this pass has still to read.
+    pub segments_left: u64,
+    /// Stripes that it has read.
+    pub stripes: u64,
+    /// Shards that were wrong.
+    pub bad_shards: u64,
+    /// Of these, the ones that are right again.
+    pub repaired_shards: u64,
+    /// Stripes that can't be read: beyond m losses.
+    pub stripes_lost: u64,
+    /// Where shards were wrong since the service began, the last of them at most.
+    pub findings: Vec<ScrubFinding>,
+}
+
+/// Wrong shards in one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ScrubFinding {
+    /// The member.
+    pub member: u8,
+    /// The segment.
+    pub segment: u32,
+    /// How many.
+    pub shards: u64,
 }
 
 /// How well the pool is.
@@ -76,10 +114,12 @@ pub struct MemberStatus {
     pub bad_shards: u64,
     /// Shards that were rebuilt and written back.
     pub repaired_shards: u64,
+    /// Reads that the other members served since this one took too long.
+    pub slow_reads: u64,
 }
 
 /// Whether a member's data counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemberState {
     /// Part of the set.
@@ -87,9 +127,51 @@ pub enum MemberState {
     /// Put out of the set while serving.
     Out,
     /// Not there at the mount.
+    #[default]
     Missing,
     /// There, but of an older epoch.
     Stale,
+    /// Coming back: it is written to and brought up to date, and counts for nothing until it is.
+    Rebuilding,
+}
+
+/// How the filling of a member goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RebuildState {
+    /// Under way.
+    Running,
+    /// The member is in the set.
+    Done,
+    /// It failed, and is tried again.
+    Failed,
+}
+
+/// A member that is being filled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RebuildStatus {
+    /// Its place in the set.
+    pub index: u8,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// How the configuration names it.
+    pub name: Option<String>,
+    /// It takes the place of another; otherwise it comes back to its own.
+    pub replacing: bool,
+    /// How it goes, or went.
+    pub state: RebuildState,
+    /// Segments that it lacked, or may have lacked, when this began.
+    pub segments_total: u64,
+    /// Of these, the ones that are whole.
+    pub segments_done: u64,
+    /// Bytes written to it for that.
+    pub written_bytes: u64,
+    /// Stripes that could not be read: beyond m losses.
+    pub stripes_lost: u64,
+    /// How long it has been at it.
+    pub elapsed_ms: u64,
+    /// How much longer it takes at this pace; none before there is a pace.
+    pub left_ms: Option<u64>,
 }
 
 /// Where the bytes are: `raw = metadata + parity + reserve + checkpoint + used + reclaimable + free`.

@@ -145,6 +145,17 @@ impl Stream {
         }
     }
 
+    /// Ends the open segment if its use is older than the sequence number `below`: one that is hardly written to must not
+    /// stay open for ever, since what a member lacks after an absence is counted from the oldest that is open.
+    pub fn retire(&self, core: &Core, below: u64) {
+        let old = |segment: &Rc<OpenSegment>| segment.used.sequence.number < below;
+        let retired = self.segment.borrow_mut().take_if(|segment| old(segment));
+        if let Some(segment) = retired {
+            segment.sealed.set(true);
+            close_if_done(core, &segment);
+        }
+    }
+
     /// How many of its stripes are settled: what is in them is in the maps.
     pub fn settled(&self) -> u64 {
         self.history.get().settled

@@ -2,7 +2,7 @@
 //!
 //! Owns Reed-Solomon over shards, the choice of members, repair. Must not know records. Invariants: a stripe that
 //! [`StripeIo::write`] reports written is durable on every member of the current set that holds a part of it, and on k'
-//! of them at least; a payload that [`StripeIo::read`] returns matched the checksums of its shards.
+//! of them at least, and on every candidate that was there when it began and has not been dropped since; a payload that [`StripeIo::read`] returns matched the checksums of its shards.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use futures::future::join_all;
 use nvmf_target::buffer::IoBuf;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::members::{Failure, MemberIo, MemberSet};
+use super::members::{Failure, Incarnation, MemberIo, MemberSet};
 use super::options::{BLOCK_BYTES, SUPERBLOCK_AREA_BYTES};
+use super::slow::Slowness;
 use super::stripe::{HEADER_BYTES, History, Sequence, ShardHeader, StripeLocation};
 use crate::stages::crc::crc32c;
 use crate::stages::rs::{Code, CodeError};
@@ -52,12 +53,39 @@ pub struct Label {
     pub history: History,
 }
 
+/// Where one shard of a stripe goes.
+struct Target {
+    shard: u8,
+    place: usize,
+    /// The member at the place, or its candidate.
+    index: usize,
+    incarnation: Incarnation,
+}
+
+/// How that went.
+struct Written {
+    shard: u8,
+    place: usize,
+    index: usize,
+    incarnation: Incarnation,
+    candidate: bool,
+    result: Result<(), Failure>,
+}
+
+impl Written {
+    fn who(&self) -> (usize, Incarnation) {
+        (self.place, self.incarnation)
+    }
+}
+
 /// One reactor's access to stripes.
 pub struct StripeIo {
     pub io: MemberIo,
     codes: Vec<Code>,
     /// Buffers that may be held by those who hold several, so that waiting for buffers never ends in a circle.
     budget: Arc<Semaphore>,
+    /// By place.
+    pub slowness: Vec<Slowness>,
 }
 
 impl StripeIo {
@@ -68,7 +96,8 @@ impl StripeIo {
         let codes = codes.collect::<Result<_, _>>()?;
         let buffers = budget_bytes / u64::from(layout.shard_bytes_max);
         let buffers = usize::try_from(buffers).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Ok(Self { io, codes, budget: Arc::new(Semaphore::new(buffers)) })
+        let slowness = (0..io.set.count()).map(|_| Slowness::default()).collect();
+        Ok(Self { io, codes, budget: Arc::new(Semaphore::new(buffers)), slowness })
     }
 
     pub fn set(&self) -> &MemberSet {
@@ -88,7 +117,7 @@ impl StripeIo {
         SUPERBLOCK_AREA_BYTES + segment + location.offset_in_segment()
     }
 
-    fn shards(&self, location: &StripeLocation) -> u8 {
+    pub fn shards(&self, location: &StripeLocation) -> u8 {
         location.data_shards + self.set().layout.parity_shards
     }
 
@@ -110,16 +139,14 @@ impl StripeIo {
 
     /// Writes a stripe, and waits until it is durable.
     pub async fn write(&self, location: StripeLocation, label: Label, payload: &[u8]) -> Result<(), WriteError> {
-        let shards = self.shards(&location);
-        let _room = self.room(shards.into()).await;
-        let (header, mut bodies) = self.encode(location, label, payload).await;
-        let offset = self.offset(&location);
-        let writes = bodies.drain(..).enumerate().map(|(shard, buf)| {
-            let member = location.member_of(shard as u8, self.set().count());
-            async move { (member, self.io.write_durably(member, offset, buf).await) }
-        });
-        let results = join_all(writes).await;
-        if results.iter().any(|(_, result)| *result == Err(Failure::NoSpace)) {
+        // Before looking who takes part: a candidate that is not seen here is filled only after we are done.
+        let _under_way = self.set().writes.enter();
+        let targets = self.targets(&location);
+        let _room = self.room(targets.len()).await;
+        let (header, bodies) = self.encode(location, label, payload).await;
+        let results = self.write_targets(&location, targets, bodies).await;
+        let full = |written: &Written| !written.candidate && written.result == Err(Failure::NoSpace);
+        if results.iter().any(full) {
             self.retract(&header, &results).await;
             return Err(WriteError::NoSpace);
         }
@@ -131,22 +158,74 @@ impl StripeIo {
         settled
     }
 
-    /// Puts out the members that failed; then enough must be left that did not.
-    async fn settle(
+    /// Who gets the shards of a stripe: the members at its places, and the candidates for these.
+    fn targets(&self, location: &StripeLocation) -> Vec<Target> {
+        let set = self.set();
+        let mut targets = Vec::with_capacity(usize::from(self.shards(location)) + 1);
+        for shard in 0..self.shards(location) {
+            let place = location.member_of(shard, set.count());
+            let incarnation = set.entry(place).incarnation();
+            targets.push(Target { shard, place, index: place, incarnation });
+            let index = set.candidate(place);
+            // One that has just become the member is the same in both places.
+            if set.joining() & (1 << place) != 0 && !set.is(index, incarnation) {
+                targets.push(Target { shard, place, index, incarnation: set.entry(index).incarnation() });
+            }
+        }
+        targets
+    }
+
+    async fn write_targets(
         &self,
         location: &StripeLocation,
-        results: &[(usize, Result<(), Failure>)],
-    ) -> Result<(), WriteError> {
+        targets: Vec<Target>,
+        mut bodies: Vec<IoBuf>,
+    ) -> Vec<Written> {
+        let offset = self.offset(location);
+        let mut writes = Vec::with_capacity(targets.len());
+        // From the back, as the last target of a shard takes the buffer itself.
+        for target in targets.into_iter().rev() {
+            let shard = usize::from(target.shard);
+            let buf = if target.index == target.place {
+                bodies.pop()
+            } else if let Some(body) = bodies.get(shard) {
+                let mut copy = self.io.env.buffer(body.len()).await;
+                copy.copy_from_slice(body);
+                Some(copy)
+            } else {
+                None
+            };
+            writes.extend(buf.map(|buf| async move {
+                let result = self.io.write_durably(target.index, offset, buf).await;
+                let Target { shard, place, index, incarnation } = target;
+                Written { shard, place, index, incarnation, candidate: index != place, result }
+            }));
+        }
+        join_all(writes).await
+    }
+
+    /// Puts out the members and candidates that failed; then enough must be left that did not.
+    async fn settle(&self, location: &StripeLocation, results: &[Written]) -> Result<(), WriteError> {
+        let failed = |written: &&Written| written.candidate && written.result.is_err();
+        let candidates: Vec<_> = results.iter().filter(failed).map(Written::who).collect();
+        if !candidates.is_empty() {
+            self.io.exclude_all(candidates).await.map_err(|_| WriteError::TooFewMembers)?;
+        }
         loop {
             let mask = self.set().mask();
-            let failed = mask_of(results, |result| result.is_err()) & mask;
-            if failed == 0 {
-                let written = mask_of(results, |result| result.is_ok()) & mask;
+            // A candidate may have become the member meanwhile: then its result counts for the place.
+            let counts = |written: &&Written| {
+                mask & (1 << written.place) != 0 && self.set().entry(written.place).incarnation() == written.incarnation
+            };
+            let failed: Vec<_> =
+                results.iter().filter(counts).filter(|written| written.result.is_err()).map(Written::who).collect();
+            if failed.is_empty() {
+                let written = results.iter().filter(counts).filter(|written| written.result.is_ok()).count();
                 // Fewer than k' shards happen only when the pool has failed.
-                let enough = written.count_ones() >= u32::from(location.data_shards) && !self.set().is_failed();
+                let enough = written >= usize::from(location.data_shards) && !self.set().is_failed();
                 return if enough { Ok(()) } else { Err(WriteError::TooFewMembers) };
             }
-            self.io.exclude(failed).await.map_err(|_| WriteError::TooFewMembers)?;
+            self.io.exclude_all(failed).await.map_err(|_| WriteError::TooFewMembers)?;
         }
     }
 
@@ -192,25 +271,39 @@ impl StripeIo {
 
     /// Marks the shards that were written of a failed stripe void, so that no mount brings it back. A member that can't
     /// be told is put out.
-    async fn retract(&self, header: &ShardHeader, results: &[(usize, Result<(), Failure>)]) {
+    async fn retract(&self, header: &ShardHeader, results: &[Written]) {
         let offset = self.offset(&header.location);
-        let voids = results.iter().enumerate().filter(|(_, (_, result))| *result != Err(Failure::Gone)).map(
-            |(shard, (member, result))| async move {
-                let mut buf = self.io.env.buffer(BLOCK_BYTES as usize).await;
-                buf.fill(0);
-                ShardHeader { void: true, shard: shard as u8, ..header.clone() }.write_to(&mut buf);
-                let voided = self.io.write_durably(*member, offset, buf).await;
-                // Where there was no room for the shard, none of it may be there: then no room for the mark is no harm,
-                // as the first block is what lacks.
-                let harmless = *result == Err(Failure::NoSpace) && voided == Err(Failure::NoSpace);
-                (*member, if harmless { Ok(()) } else { voided })
-            },
-        );
+        let voids = results.iter().filter(|written| written.result != Err(Failure::Gone)).map(|written| async move {
+            let voided =
+                self.io.write_durably(written.index, offset, self.void_mark(header, written.shard).await).await;
+            // Where there was no room for the shard, none of it may be there: then no room for the mark is no harm,
+            // as the first block is what lacks.
+            let harmless = written.result == Err(Failure::NoSpace) && voided == Err(Failure::NoSpace);
+            (written.who(), harmless || voided.is_ok())
+        });
         let results = join_all(voids).await;
-        let failed = mask_of(&results, |result| result.is_err()) & self.set().mask();
-        if failed != 0 && self.io.exclude(failed).await.is_err() {
+        let failed: Vec<_> = results.into_iter().filter(|(_, told)| !told).map(|(who, _)| who).collect();
+        if !failed.is_empty() && self.io.exclude_all(failed).await.is_err() {
             self.set().fail();
         }
+    }
+
+    /// Marks a stripe of an earlier mount void that was never finished. Where that fails, no harm is done.
+    pub async fn give_up(&self, header: &ShardHeader) {
+        let offset = self.offset(&header.location);
+        let marks = (0..self.shards(&header.location)).map(|shard| async move {
+            let place = header.location.member_of(shard, self.set().count());
+            self.io.write_durably(place, offset, self.void_mark(header, shard).await).await
+        });
+        join_all(marks).await;
+    }
+
+    /// The first block of a shard that says that the stripe was given up.
+    pub async fn void_mark(&self, header: &ShardHeader, shard: u8) -> IoBuf {
+        let mut buf = self.io.env.buffer(BLOCK_BYTES as usize).await;
+        buf.fill(0);
+        ShardHeader { void: true, shard, ..header.clone() }.write_to(&mut buf);
+        buf
     }
 
     /// Reads a stripe from all members of the set and rebuilds what is missing.
@@ -243,7 +336,7 @@ impl StripeIo {
     }
 
     /// Finds the good shards among what was read, and the payload behind them.
-    fn assemble(
+    pub fn assemble(
         &self,
         location: StripeLocation,
         sequence: Sequence,
@@ -266,7 +359,7 @@ impl StripeIo {
             let own = headers[shard].as_ref().is_some_and(|own| own.same_stripe(&header));
             match buf {
                 Ok(buf) if own && header.body_matches(shard as u8, buf) => good |= 1 << shard,
-                Err(Failure::Gone) => {}
+                Err(Failure::Gone | Failure::Slow) => {}
                 _ => bad |= 1 << shard,
             }
         }
@@ -308,6 +401,22 @@ impl StripeIo {
         Some(payload)
     }
 
+    /// The shard of a stripe that lies at a place, if one does.
+    pub fn shard_at(&self, location: &StripeLocation, place: usize) -> Option<u8> {
+        (0..self.shards(location)).find(|shard| location.member_of(*shard, self.set().count()) == place)
+    }
+
+    /// One shard of a stripe, made from its payload; `None` if that does not give the stripe that was written.
+    pub async fn remake(&self, stripe: &Stripe, shard: u8) -> Option<IoBuf> {
+        let ShardHeader { sequence, stream, number, history, .. } = stripe.header;
+        let label = Label { sequence, stream, number, history };
+        let location = stripe.header.location;
+        let _room = self.room(self.shards(&location).into()).await;
+        let (header, mut bodies) = self.encode(location, label, &stripe.payload).await;
+        let same = header.shard_crcs == stripe.header.shard_crcs && usize::from(shard) < bodies.len();
+        same.then(|| bodies.swap_remove(shard.into()))
+    }
+
     /// Writes the bad shards of a stripe again; gives those that were. Counts both per member.
     pub async fn repair(&self, stripe: &Stripe) -> u32 {
         let ShardHeader { sequence, stream, number, history, .. } = stripe.header;
@@ -322,18 +431,18 @@ impl StripeIo {
         let wanted = bodies.into_iter().enumerate().filter(|(shard, _)| stripe.bad & (1 << shard) != 0);
         let writes = wanted.map(|(shard, buf)| {
             let member = location.member_of(shard as u8, self.set().count());
-            self.set().members[member].bad_shards.fetch_add(1, Ordering::Relaxed);
+            self.set().entry(member).bad_shards.fetch_add(1, Ordering::Relaxed);
             async move { (shard, member, self.io.write_durably(member, offset, buf).await) }
         });
         let (mut repaired, mut failed) = (0, 0);
         for (shard, member, result) in join_all(writes).await {
             match result {
                 Ok(()) => {
-                    self.set().members[member].repaired_shards.fetch_add(1, Ordering::Relaxed);
+                    self.set().entry(member).repaired_shards.fetch_add(1, Ordering::Relaxed);
                     repaired |= 1 << shard;
                 }
                 Err(Failure::Error | Failure::Timeout) => failed |= 1 << member,
-                Err(Failure::NoSpace | Failure::Gone) => {}
+                Err(Failure::NoSpace | Failure::Gone | Failure::Slow) => {}
             }
         }
         self.put_out_later(failed).await;

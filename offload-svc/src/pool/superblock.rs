@@ -16,11 +16,13 @@ const MAGIC: [u8; 8] = *b"SLUICEPL";
 /// Another major version can't be read at all.
 pub const FORMAT_MAJOR: u16 = 1;
 /// A higher minor version can be read, its additions ignored.
-pub const FORMAT_MINOR: u16 = 0;
+pub const FORMAT_MINOR: u16 = 1;
 /// The Reed-Solomon code `cauchy-11d-1` (`stages::rs`).
 const CODE_CAUCHY_11D_1: u8 = 1;
 const CRC_AT: usize = SLOT_BYTES - 4;
 const TABLE_AT: usize = 192;
+const REPLACEMENTS_AT: usize = TABLE_AT + 40 * MEMBERS_MAX;
+const SCRUB_AT: usize = REPLACEMENTS_AT + 32 * MEMBERS_MAX;
 
 /// The pool was closed properly: nothing after the checkpoint.
 const FLAG_CLEAN: u32 = 1;
@@ -33,8 +35,22 @@ pub struct MemberEntry {
     pub uuid: Uuid,
     /// Part of the current set.
     pub active: bool,
-    /// The last epoch in which it was part of the set.
+    /// The last epoch in which it was part of the set, or began to come back: one that knows of a later one has a history
+    /// of its own.
     pub epoch: u64,
+    /// Of a member that is not in the set: uses of segments with a lower sequence number are whole on it. 0: nothing is
+    /// known. Of one in the set: 0.
+    pub whole_below: u64,
+}
+
+/// A member that is being filled to take a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replacement {
+    pub uuid: Uuid,
+    /// The epoch in which it was last told of the set.
+    pub epoch: u64,
+    /// As [`MemberEntry::whole_below`].
+    pub whole_below: u64,
 }
 
 /// Where the checkpoint's root is, and the checksum of its payload.
@@ -46,7 +62,7 @@ pub struct CheckpointPointer {
     pub payload_crc: u32,
 }
 
-/// A superblock. Little-endian, 4096 bytes, format 1.0:
+/// A superblock. Little-endian, 4096 bytes, format 1.1 (1.0 has zeroes where 1.1 has `whole_below` and replacements):
 ///
 /// | bytes | field | why |
 /// |---|---|---|
@@ -67,8 +83,10 @@ pub struct CheckpointPointer {
 /// | 104..120 | id of the mount that wrote it | tells two histories of one generation apart |
 /// | 120..160 | checkpoint root: location (16), sequence number and nonce of its segment, payload length, payload CRC32C | length 0: none yet |
 /// | 160..192 | 0 | |
-/// | 192..1472 | member table, 32 x (UUID 16, active 1, 0 x 7, epoch 8, 0 x 8) | |
-/// | 1472..4092 | 0 | |
+/// | 192..1472 | member table, 32 x (UUID 16, active 1, 0 x 7, epoch 8, whole below 8) | `whole below` makes a return cost what changed |
+/// | 1472..2496 | replacements, 32 x (UUID 16, epoch 8, whole below 8), UUID 0: none | the member at that place goes when its replacement is full |
+/// | 2496..2560 | scrub: running 1, 0 x 7, next sequence number 8, stripes read 8, bad shards 8, repaired 8, stripes lost 8, began 8, ended 8 (Unix seconds) | it goes on after a restart |
+/// | 2560..4092 | 0 | |
 /// | 4092..4096 | CRC32C of all before | |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
@@ -86,6 +104,25 @@ pub struct Superblock {
     pub mount_id: u128,
     pub checkpoint: Option<CheckpointPointer>,
     pub members: Vec<MemberEntry>,
+    /// By place.
+    pub replacements: Vec<Option<Replacement>>,
+    pub scrub: ScrubRecord,
+}
+
+/// How far the scrub is, and what its last pass has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScrubRecord {
+    pub running: bool,
+    /// Uses of segments with lower sequence numbers have been read in this pass.
+    pub next: u64,
+    pub stripes: u64,
+    pub bad: u64,
+    pub repaired: u64,
+    pub lost: u64,
+    /// Unix time.
+    pub started_s: u64,
+    /// Unix time of the end of the last pass; 0: there was none.
+    pub ended_s: u64,
 }
 
 /// Why 4096 bytes are no superblock.
@@ -137,8 +174,20 @@ impl Superblock {
         }
         out.pad_to(TABLE_AT);
         for member in &self.members {
-            out.bytes(member.uuid.as_bytes()).u8(member.active.into()).bytes(&[0; 7]).u64(member.epoch).u64(0);
+            out.bytes(member.uuid.as_bytes()).u8(member.active.into()).bytes(&[0; 7]).u64(member.epoch);
+            out.u64(member.whole_below);
         }
+        out.pad_to(REPLACEMENTS_AT);
+        for replacement in &self.replacements {
+            let none = Replacement { uuid: Uuid::nil(), epoch: 0, whole_below: 0 };
+            let replacement = replacement.as_ref().unwrap_or(&none);
+            out.bytes(replacement.uuid.as_bytes()).u64(replacement.epoch).u64(replacement.whole_below);
+        }
+        out.pad_to(SCRUB_AT);
+        let scrub = &self.scrub;
+        out.u8(scrub.running.into()).bytes(&[0; 7]);
+        out.u64(scrub.next).u64(scrub.stripes).u64(scrub.bad).u64(scrub.repaired).u64(scrub.lost);
+        out.u64(scrub.started_s).u64(scrub.ended_s);
         out.pad_to(CRC_AT);
         let crc = crc32c(&out.0);
         out.u32(crc);
@@ -186,14 +235,8 @@ impl Superblock {
         }
         let layout = Layout { data_shards, parity_shards, segment_bytes, shard_bytes_max };
         layout.check()?;
-        let mut members = Vec::with_capacity(MEMBERS_MAX);
-        for _ in 0..layout.members() {
-            let (uuid, active) = (Uuid::from_bytes(input.array()?), input.u8()?);
-            input.bytes(7)?;
-            let epoch = input.u64()?;
-            input.bytes(8)?;
-            members.push(MemberEntry { uuid, active: active != 0, epoch });
-        }
+        let (members, replacements) = (read_members(input, &layout)?, read_replacements(input, &layout)?);
+        let scrub = read_scrub(input)?;
         let (clean, formatting) = (flags & FLAG_CLEAN != 0, flags & FLAG_FORMATTING != 0);
         Ok(Self {
             clean,
@@ -210,22 +253,44 @@ impl Superblock {
             mount_id,
             checkpoint,
             members,
+            replacements,
+            scrub,
         })
+    }
+
+    /// The uuid of the member that this superblock is of, as its tables have it: at its place, or as the replacement.
+    fn is_in_tables(&self) -> bool {
+        let place = usize::from(self.index);
+        let replacement = self.replacements.get(place).copied().flatten();
+        self.members.get(place).is_some_and(|member| member.uuid == self.member)
+            || replacement.is_some_and(|replacement| replacement.uuid == self.member)
+    }
+
+    /// Nothing that was written from `floor` on is taken to be whole on members outside the set.
+    pub fn lower(&mut self, floor: u64) {
+        for member in self.members.iter_mut().filter(|member| !member.active) {
+            member.whole_below = member.whole_below.min(floor);
+        }
+        for replacement in self.replacements.iter_mut().flatten() {
+            replacement.whole_below = replacement.whole_below.min(floor);
+        }
     }
 
     /// The fields against one another.
     fn check(&self) -> Result<(), SuperblockError> {
         let fail = |field, value| Err(SuperblockError::Field { field, value });
-        let Some(own) = self.members.get(usize::from(self.index)) else {
+        if usize::from(self.index) >= self.members.len() {
             return fail("index", self.index.into());
-        };
-        if own.uuid != self.member {
+        }
+        if !self.is_in_tables() {
             return fail("member_uuid", self.index.into());
         }
         let mut uuids: Vec<Uuid> = self.members.iter().map(|member| member.uuid).collect();
+        uuids.extend(self.replacements.iter().flatten().map(|replacement| replacement.uuid));
+        let count = uuids.len();
         uuids.sort_unstable();
         uuids.dedup();
-        if uuids.len() != self.members.len() {
+        if uuids.len() != count {
             return fail("member_table", self.members.len() as u64);
         }
         if u64::from(self.segments) < SEGMENTS_MIN {
@@ -249,4 +314,35 @@ impl Superblock {
             _ => Ok(()),
         }
     }
+}
+
+fn read_members(input: &mut Reader<'_>, layout: &Layout) -> Result<Vec<MemberEntry>, SuperblockError> {
+    let mut members = Vec::with_capacity(MEMBERS_MAX);
+    for _ in 0..layout.members() {
+        let (uuid, active) = (Uuid::from_bytes(input.array()?), input.u8()?);
+        input.bytes(7)?;
+        let (epoch, whole_below) = (input.u64()?, input.u64()?);
+        members.push(MemberEntry { uuid, active: active != 0, epoch, whole_below });
+    }
+    // What is left of the table.
+    input.bytes(40 * (MEMBERS_MAX - layout.members()))?;
+    Ok(members)
+}
+
+fn read_replacements(input: &mut Reader<'_>, layout: &Layout) -> Result<Vec<Option<Replacement>>, SuperblockError> {
+    let mut replacements = Vec::with_capacity(MEMBERS_MAX);
+    for _ in 0..layout.members() {
+        let (uuid, epoch, whole_below) = (Uuid::from_bytes(input.array()?), input.u64()?, input.u64()?);
+        replacements.push((!uuid.is_nil()).then_some(Replacement { uuid, epoch, whole_below }));
+    }
+    // What is left of the table.
+    input.bytes(32 * (MEMBERS_MAX - layout.members()))?;
+    Ok(replacements)
+}
+
+fn read_scrub(input: &mut Reader<'_>) -> Result<ScrubRecord, SuperblockError> {
+    let running = input.u8()? != 0;
+    input.bytes(7)?;
+    let (next, stripes, bad, repaired, lost) = (input.u64()?, input.u64()?, input.u64()?, input.u64()?, input.u64()?);
+    Ok(ScrubRecord { running, next, stripes, bad, repaired, lost, started_s: input.u64()?, ended_s: input.u64()? })
 }

@@ -1,15 +1,17 @@
 //! Writing superblocks: the one place where the set and the checkpoint change.
 //!
 //! Owns the current superblock and its writing on all members of the set. Must not know what a checkpoint holds.
-//! Invariant: the set in memory shrinks only after every member that stays has the superblock that says so.
+//! Invariants: the set in memory changes only after every member that stays has the superblock that says so; a member
+//! that comes gets a superblock after all others have it, so that it never alone knows of a newer state.
 
 use std::sync::Arc;
 
 use futures::future::join_all;
 use tokio::sync::Mutex;
+use uuid::Uuid;
 
-use super::members::{MemberIo, MemberSet, TooFewMembers};
-use super::superblock::{SLOT_BYTES, Superblock};
+use super::members::{Failure, Identity, Incarnation, MemberIo, MemberSet, TooFewMembers};
+use super::superblock::{MemberEntry, Replacement, SLOT_BYTES, Superblock};
 
 /// One is written at a time; one that hangs doesn't hold up the next at once.
 pub const SUPERBLOCKS_UNDER_WAY: usize = 4;
@@ -18,13 +20,36 @@ pub const SUPERBLOCKS_UNDER_WAY: usize = 4;
 pub struct Superblocks {
     io: MemberIo,
     current: Mutex<Superblock>,
-    /// Each member's own recorded size.
-    member_bytes: Vec<u64>,
+    floor: Floor,
+}
+
+/// The sequence number from which on uses of segments may lack something on a member that leaves at this moment.
+pub type Floor = Box<dyn Fn() -> u64>;
+
+/// Why a member did not begin to come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WelcomeError {
+    #[error("the place is taken")]
+    Taken,
+    #[error("its superblock is of a newer epoch than the pool's: it has been in use elsewhere")]
+    Newer,
+    #[error("its superblock can't be written")]
+    Write,
+    #[error(transparent)]
+    TooFewMembers(#[from] TooFewMembers),
+}
+
+/// A place as it was before a candidate took it.
+struct Before {
+    place: usize,
+    member: MemberEntry,
+    replacement: Option<Replacement>,
+    in_set: bool,
 }
 
 impl Superblocks {
-    pub fn new(io: MemberIo, current: Superblock, member_bytes: Vec<u64>) -> Self {
-        Self { io, current: Mutex::new(current), member_bytes }
+    pub fn new(io: MemberIo, current: Superblock, floor: Floor) -> Self {
+        Self { io, current: Mutex::new(current), floor }
     }
 
     /// The superblock as it was last written.
@@ -47,63 +72,230 @@ impl Superblocks {
         &self.io.set
     }
 
-    /// Writes a changed superblock on all members of the set but `without`; members that fail leave the set too. When it
-    /// returns `Ok`, the change is durable on every member that is left.
-    pub async fn publish(&self, without: u32, change: impl FnOnce(&mut Superblock)) -> Result<(), TooFewMembers> {
+    /// Writes a changed superblock on all members of the set; members that fail leave the set. When it returns `Ok`, the
+    /// change is durable on every member that is left.
+    pub async fn publish(&self, change: impl FnOnce(&mut Superblock)) -> Result<(), TooFewMembers> {
         let mut current = self.current.lock().await;
         let mut next = current.clone();
         change(&mut next);
-        let mut mask = self.set().mask() & !without;
+        self.write_out(&mut current, next, self.set().mask(), None).await
+    }
+
+    /// Puts out those that are still there in the incarnations named: members of the set durably, candidates with what is
+    /// known to be whole on them.
+    pub async fn exclude(&self, members: &[(usize, Incarnation)]) -> Result<(), TooFewMembers> {
+        let mut current = self.current.lock().await;
+        let set = self.set();
+        let (mut leaving, mut dropped) = (0u32, Vec::new());
+        for &(place, incarnation) in members {
+            if set.contains(place) && set.is(place, incarnation) {
+                leaving |= 1 << place;
+            }
+            if set.joining() & (1 << place) != 0 && set.is(set.candidate(place), incarnation) {
+                dropped.push(place);
+            }
+        }
+        if leaving == 0 && dropped.is_empty() {
+            return Ok(());
+        }
+        let mut next = current.clone();
+        let floor = (self.floor)();
+        for &place in &dropped {
+            let below = whole_below(&mut next, place, self.candidate_uuid(place));
+            *below = (*below).min(floor);
+            tracing::warn!(place, "a member that was coming back has failed");
+        }
+        let written = self.write_out(&mut current, next, set.mask() & !leaving, None).await;
+        dropped.iter().for_each(|place| set.end_join(*place));
+        written
+    }
+
+    /// Begins to bring `identity` into a place: as the member that belongs there, or (`replacing`) as another that takes
+    /// over. Gives its incarnation, and from which sequence number on it lacks something. `own_epoch` is that of its own
+    /// superblock, if it has one.
+    pub async fn welcome(
+        &self,
+        place: usize,
+        identity: Identity,
+        replacing: bool,
+        own_epoch: Option<u64>,
+    ) -> Result<(Incarnation, u64), WelcomeError> {
+        let mut current = self.current.lock().await;
+        let set = self.set();
+        if set.joining() & (1 << place) != 0 || (!replacing && set.contains(place)) {
+            return Err(WelcomeError::Taken);
+        }
+        if own_epoch.is_some_and(|epoch| epoch > current.epoch) {
+            return Err(WelcomeError::Newer);
+        }
+        let mut next = current.clone();
+        let known = if replacing {
+            let known = next.replacements[place].filter(|there| there.uuid == identity.uuid);
+            known.map(|there| (there.epoch, there.whole_below))
+        } else {
+            Some((next.members[place].epoch, next.members[place].whole_below))
+        };
+        // One that knows of a later epoch than we know of it has been in use elsewhere: nothing on it can be relied on.
+        let below = known.filter(|(epoch, _)| own_epoch.is_some_and(|own| own <= *epoch)).map_or(0, |(_, below)| below);
+        if replacing {
+            next.replacements[place] = Some(Replacement { uuid: identity.uuid, epoch: next.epoch, whole_below: below });
+        } else {
+            (next.members[place].epoch, next.members[place].whole_below) = (next.epoch, below);
+        }
+        self.write_out(&mut current, next, set.mask(), None).await?;
+        let incarnation = set.begin_join(place, identity);
+        if self.claim(&current, place).await.is_err() {
+            set.end_join(place);
+            return Err(WelcomeError::Write);
+        }
+        Ok((incarnation, below))
+    }
+
+    /// Writes a candidate's own superblock over both of its slots: it must not tell of an older state any more while what
+    /// that state needs is written over.
+    async fn claim(&self, block: &Superblock, place: usize) -> Result<(), Failure> {
+        for slot in 0..2 {
+            self.write_one(block, self.set().candidate(place), slot * SLOT_BYTES as u64).await?;
+        }
+        Ok(())
+    }
+
+    /// Uses of segments below `below` are whole on a candidate. Durable with the next superblock.
+    pub async fn progress(&self, place: usize, incarnation: Incarnation, below: u64) {
+        let mut current = self.current.lock().await;
+        if self.is_joining(place, incarnation) {
+            *whole_below(&mut current, place, self.candidate_uuid(place)) = below;
+        }
+    }
+
+    fn candidate_uuid(&self, place: usize) -> Uuid {
+        self.set().entry(self.set().candidate(place)).identity().uuid
+    }
+
+    fn is_joining(&self, place: usize, incarnation: Incarnation) -> bool {
+        let set = self.set();
+        set.joining() & (1 << place) != 0 && set.is(set.candidate(place), incarnation)
+    }
+
+    /// Takes a candidate that lacks nothing into the set; `false` if it has failed meanwhile.
+    pub async fn promote(&self, place: usize, incarnation: Incarnation) -> Result<bool, TooFewMembers> {
+        let mut current = self.current.lock().await;
+        if !self.is_joining(place, incarnation) {
+            return Ok(false);
+        }
+        let set = self.set();
+        let before = Before {
+            place,
+            member: current.members[place],
+            replacement: current.replacements[place],
+            in_set: set.contains(place),
+        };
+        let mut next = current.clone();
+        let uuid = self.candidate_uuid(place);
+        next.members[place].uuid = uuid;
+        next.replacements[place] = next.replacements[place].filter(|replacement| replacement.uuid != uuid);
+        next.epoch += 1;
+        self.write_out(&mut current, next, set.mask() | 1 << place, Some(before)).await?;
+        Ok(set.contains(place) && set.is(place, incarnation))
+    }
+
+    /// The superblock as it was last written.
+    pub async fn current(&self) -> Superblock {
+        self.current.lock().await.clone()
+    }
+
+    /// Writes `next` for the set `mask`, in which a candidate may be new.
+    async fn write_out(
+        &self,
+        current: &mut Superblock,
+        mut next: Superblock,
+        mut mask: u32,
+        mut newcomer: Option<Before>,
+    ) -> Result<(), TooFewMembers> {
+        let set = self.set();
         loop {
-            if self.set().is_failed() || mask.count_ones() < u32::from(next.layout.data_shards) {
-                self.set().fail();
+            if set.is_failed() || mask.count_ones() < u32::from(next.layout.data_shards) {
+                set.fail();
                 return Err(TooFewMembers);
             }
             next.generation += 1;
-            admit(&mut next, mask);
-            let failed = self.write_all(&next, mask).await;
+            admit(&mut next, mask, (self.floor)());
+            let others = newcomer.as_ref().map_or(mask, |before| mask & !(1 << before.place));
+            let failed = self.write_all(&next, others).await;
             // A slot that has been written may be found again: the generation is spent.
             current.generation = next.generation;
-            if failed == 0 {
-                self.set().set(mask, next.epoch);
-                *current = next;
-                return Ok(());
-            }
             mask &= !failed;
+            if failed != 0 {
+                continue;
+            }
+            if let Some(before) = newcomer.take() {
+                if self
+                    .write_one(&next, set.candidate(before.place), Superblock::slot_offset(next.generation))
+                    .await
+                    .is_err()
+                {
+                    mask = self.take_back(&mut next, &before, mask);
+                    continue;
+                }
+                set.promote(before.place);
+            }
+            set.set(mask, next.epoch);
+            *current = next;
+            return Ok(());
         }
+    }
+
+    /// A candidate failed in the very moment in which it was to count: all is as it was before, in a newer epoch.
+    fn take_back(&self, next: &mut Superblock, before: &Before, mask: u32) -> u32 {
+        let place = before.place;
+        next.epoch += 1;
+        (next.members[place], next.replacements[place]) = (before.member, before.replacement);
+        let below = whole_below(next, place, self.candidate_uuid(place));
+        *below = (*below).min((self.floor)());
+        self.set().end_join(place);
+        if before.in_set { mask } else { mask & !(1 << place) }
     }
 
     async fn write_all(&self, block: &Superblock, mask: u32) -> u32 {
         let members = (0..self.set().count()).filter(|member| mask & (1 << member) != 0);
-        let writes = members.map(|member| {
-            let own = Superblock {
-                index: member as u8,
-                member: self.set().members[member].uuid,
-                member_bytes: self.member_bytes[member],
-                ..block.clone()
-            };
-            async move {
-                let mut buf = self.io.env.buffer(SLOT_BYTES).await;
-                buf.copy_from_slice(&own.to_bytes());
-                (member, self.io.write_durably(member, Superblock::slot_offset(own.generation), buf).await)
-            }
-        });
+        let offset = Superblock::slot_offset(block.generation);
+        let writes = members.map(|member| async move { (member, self.write_one(block, member, offset).await) });
         let results = join_all(writes).await;
         results.iter().filter(|(_, result)| result.is_err()).fold(0, |failed, (member, _)| failed | 1 << member)
+    }
+
+    async fn write_one(&self, block: &Superblock, index: usize, offset: u64) -> Result<(), Failure> {
+        let Identity { uuid, size_bytes, .. } = self.set().entry(index).identity();
+        let place = index % self.set().count();
+        let own = Superblock { index: place as u8, member: uuid, member_bytes: size_bytes, ..block.clone() };
+        let mut buf = self.io.env.buffer(SLOT_BYTES).await;
+        buf.copy_from_slice(&own.to_bytes());
+        self.io.write_durably(index, offset, buf).await
+    }
+}
+
+/// What is known of a member that is the replacement for a place, or else belongs there.
+fn whole_below(block: &mut Superblock, place: usize, uuid: Uuid) -> &mut u64 {
+    match &mut block.replacements[place] {
+        Some(replacement) if replacement.uuid == uuid => &mut replacement.whole_below,
+        _ => &mut block.members[place].whole_below,
     }
 }
 
 /// Brings the member table in line with a set; a change starts a new epoch.
-fn admit(block: &mut Superblock, mask: u32) {
+fn admit(block: &mut Superblock, mask: u32, floor: u64) {
     let wanted = |index: usize| mask & (1 << index) != 0;
     if block.members.iter().enumerate().any(|(index, member)| member.active != wanted(index)) {
         block.epoch += 1;
     }
     let epoch = block.epoch;
     for (index, member) in block.members.iter_mut().enumerate() {
+        if member.active && !wanted(index) {
+            member.whole_below = floor;
+        }
         member.active = wanted(index);
         if member.active {
-            member.epoch = epoch;
+            (member.epoch, member.whole_below) = (epoch, 0);
         }
     }
 }

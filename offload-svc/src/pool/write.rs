@@ -74,6 +74,7 @@ impl Core {
         if piece.volume.is_closing() {
             return piece.finish(Outcome::NotReady);
         }
+        let began = self.env().now();
         let shard = self.shard(&piece.volume, piece.shard);
         let range = piece.range.slba..piece.range.slba + piece.range.lba_count;
         let outcome = match piece.action {
@@ -89,6 +90,7 @@ impl Core {
             Action::Deallocate => self.unmap(&shard, range, Kind::Deallocate).await,
         };
         piece.finish(outcome);
+        self.shared.foreground.answered(self.env().now().saturating_duration_since(began));
     }
 
     /// A range's bytes.

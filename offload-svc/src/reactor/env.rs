@@ -4,7 +4,7 @@
 //! [`Env`] trait says; quarantine and limits are `disk`'s.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use futures::FutureExt;
 use futures::future::{LocalBoxFuture, ready};
@@ -35,27 +35,31 @@ fn missing() -> io::Error {
 impl Env for ReactorEnv {
     fn read(&self, member: MemberIndex, offset: u64, buf: IoBuf) -> LocalBoxFuture<'static, IoResult> {
         match self.members.file(member.0.into()) {
-            Some(file) => self.local.read(file, offset, buf).boxed_local(),
+            Some(file) => self.local.read(&file, offset, buf).boxed_local(),
             None => ready((Err(missing()), buf)).boxed_local(),
         }
     }
 
     fn write(&self, member: MemberIndex, offset: u64, buf: IoBuf) -> LocalBoxFuture<'static, IoResult> {
         match self.members.file(member.0.into()) {
-            Some(file) => self.local.write(file, offset, buf).boxed_local(),
+            Some(file) => self.local.write(&file, offset, buf).boxed_local(),
             None => ready((Err(missing()), buf)).boxed_local(),
         }
     }
 
     fn sync(&self, member: MemberIndex) -> LocalBoxFuture<'static, io::Result<()>> {
         match self.members.file(member.0.into()) {
-            Some(file) => self.local.sync(file).boxed_local(),
+            Some(file) => self.local.sync(&file).boxed_local(),
             None => ready(Err(missing())).boxed_local(),
         }
     }
 
     fn now(&self) -> Instant {
         Instant::now()
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }
 
     fn sleep_until(&self, at: Instant) -> LocalBoxFuture<'static, ()> {

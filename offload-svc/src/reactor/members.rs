@@ -1,9 +1,11 @@
 //! The pool's members, opened.
 //!
 //! Owns their descriptors and names. Must not know what is on them. Invariant: a member that can't be opened keeps its
-//! place; the pool decides what its absence means.
+//! place; the pool decides what its absence means. Members that come later get places behind these.
 
 use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
 
 use super::disk::{DiskFile, FileError, Opening};
 use crate::config::values::MemberSpec;
@@ -32,32 +34,93 @@ pub struct Member {
     pub file: Result<Arc<DiskFile>, FileError>,
 }
 
-/// All members, in the configuration's order. Clones share them.
+/// Places there are: all that a number of one byte can name.
+const PLACES: usize = 256;
+
+/// All members: those of the configuration in its order, then those that came later. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Members {
-    members: Arc<[Member]>,
+    places: Arc<[ArcSwapOption<Member>]>,
+    /// How many the configuration has.
+    configured: usize,
 }
+
+/// No place is left for one more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many devices have been opened and are still in use: restart the service first")]
+pub struct NoPlace;
 
 impl Members {
     /// Opens them, each locked against a second user. Blocks.
     pub fn open(specs: &[MemberSpec], missing: Missing) -> Self {
-        let open = |spec: &MemberSpec| Member { name: spec.to_string(), file: open_one(spec, missing) };
-        Self { members: specs.iter().map(open).collect() }
+        let open = |spec: &MemberSpec| Some(Arc::new(Member { name: spec.to_string(), file: open_one(spec, missing) }));
+        let places = specs.iter().map(open).chain(std::iter::repeat(None)).take(PLACES);
+        Self { places: places.map(ArcSwapOption::from).collect(), configured: specs.len() }
     }
 
-    /// The members.
-    pub fn iter(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter()
+    /// The members of the configuration that have not been closed since.
+    pub fn iter(&self) -> impl Iterator<Item = Arc<Member>> {
+        self.places[..self.configured].iter().filter_map(|place| place.load_full())
     }
 
     /// How many the configuration has.
     pub fn count(&self) -> usize {
-        self.members.len()
+        self.configured
     }
 
     /// The open file of a member.
-    pub fn file(&self, index: usize) -> Option<&Arc<DiskFile>> {
-        self.members.get(index)?.file.as_ref().ok()
+    pub fn file(&self, index: usize) -> Option<Arc<DiskFile>> {
+        self.places.get(index)?.load().as_ref()?.file.as_ref().ok().cloned()
+    }
+
+    /// A member at its place.
+    pub fn at(&self, index: usize) -> Option<Arc<Member>> {
+        self.places.get(index)?.load_full()
+    }
+
+    /// The place and the file of one that is open under this name.
+    pub fn find(&self, name: &str) -> Option<(u8, Arc<DiskFile>)> {
+        (0u8..=u8::MAX).find_map(|index| {
+            let member = self.at(index.into())?;
+            (member.name == name).then(|| member.file.as_ref().ok().map(|file| (index, Arc::clone(file))))?
+        })
+    }
+
+    /// Opens one more and gives it a place. Blocks. One caller at a time.
+    pub fn add(&self, spec: &MemberSpec, missing: Missing) -> Result<Result<(u8, Arc<DiskFile>), FileError>, NoPlace> {
+        let free = |index: &u8| self.places.get(usize::from(*index)).is_some_and(|place| place.load().is_none());
+        let first = u8::try_from(self.configured).map_err(|_| NoPlace)?;
+        let index = (first..=u8::MAX).find(free).ok_or(NoPlace)?;
+        Ok(open_one(spec, missing).map(|file| {
+            let member = Member { name: spec.to_string(), file: Ok(Arc::clone(&file)) };
+            self.places[usize::from(index)].store(Some(Arc::new(member)));
+            (index, file)
+        }))
+    }
+
+    /// Opens a place of the configuration again that could not be opened. Blocks.
+    pub fn reopen(&self, index: usize, spec: &MemberSpec, missing: Missing) {
+        if let Some(place) = self.places.get(index)
+            && place.load().as_ref().is_some_and(|member| member.file.is_err())
+        {
+            place.store(Some(Arc::new(Member { name: spec.to_string(), file: open_one(spec, missing) })));
+        }
+    }
+
+    /// What could not be opened under this name is there now, at another place.
+    pub fn forget_unopened(&self, name: &str) {
+        for place in &self.places[..self.configured] {
+            if place.load().as_ref().is_some_and(|member| member.file.is_err() && member.name == name) {
+                place.store(None);
+            }
+        }
+    }
+
+    /// Closes one, as soon as nothing of it is under way.
+    pub fn close(&self, index: u8) {
+        if let Some(place) = self.places.get(usize::from(index)) {
+            place.store(None);
+        }
     }
 }
 
@@ -87,7 +150,7 @@ mod tests {
         let specs = [MemberSpec::File(path.clone()), MemberSpec::Mem(ByteSize(1 << 20))];
         let left = Members::open(&specs, Missing::Leave);
         assert!(left.file(0).is_none() && !path.exists());
-        let error = left.iter().next().unwrap().file.as_ref().unwrap_err().to_string();
+        let error = left.at(0).unwrap().file.as_ref().unwrap_err().to_string();
         assert!(error.starts_with(&path.display().to_string()) && error.contains("No such file"), "{error}");
 
         let made = Members::open(&specs, Missing::Create { bytes: 64 << 20 });
@@ -98,7 +161,7 @@ mod tests {
         assert_eq!(metadata.mode() & 0o777, 0o600);
 
         let again = Members::open(&specs, Missing::Create { bytes: 1 << 30 });
-        assert!(matches!(again.iter().next().unwrap().file, Err(FileError::InUse { .. })));
+        assert!(matches!(again.at(0).unwrap().file, Err(FileError::InUse { .. })));
         drop(made);
         let reopened = Members::open(&specs, Missing::Create { bytes: 1 << 30 });
         assert_eq!(reopened.file(0).unwrap().size_bytes(), 64 << 20, "what is there stays as it is");

@@ -6,22 +6,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, ready};
 use nvmf_target::target::TargetError;
 
 use super::changes::ChangeError;
 use super::configuration;
 use super::live::{ChangeRefused, Live, OpenError, ReleaseError};
+use super::members::ComeError;
 use super::views;
 use crate::config::check;
 use crate::config::schema::{Listener, Namespace, Subsystem};
 use crate::config::values::{BlockSize, ByteSize};
 use crate::manage::request::{
-    HostRequest, KeyRotation, ListenerRequest, NamespaceRemoval, NamespaceRequest, SubsystemRemoval, SubsystemRequest,
-    VolumeRemoval, VolumeRequest, VolumeResize,
+    HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval, NamespaceRequest,
+    ScrubRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest, VolumeResize,
 };
 use crate::manage::{CALL_LIMIT, Control, Refusal, RefusalKind, metrics, view};
-use crate::pool::{CheckpointError, VolumeError, VolumeSpec};
+use crate::pool::{CheckpointError, MemberError, VolumeError, VolumeSpec};
 
 /// See the module.
 pub(super) struct ServiceControl(pub(super) Arc<Live>);
@@ -121,6 +122,37 @@ impl Control for ServiceControl {
             Ok(views::volume(&live, &resized))
         }
         .boxed()
+    }
+
+    fn replace_member(&self, request: MemberReplacement) -> BoxFuture<'static, Result<view::Coming, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let devices = live.storage().ok_or_else(no_pool)?.devices();
+            let coming = devices.replace(&request.old, &request.new).await.map_err(come_refusal)?;
+            let advice = format!(
+                "it is being filled, and {} serves on until it is full: see pool show. Then put {} in its place in \
+                 pool.members; until then add it to pool.spares, so that a restart finds both",
+                request.old, request.new
+            );
+            Ok(view::Coming { index: coming.index.into(), uuid: coming.uuid.to_string(), advice })
+        }
+        .boxed()
+    }
+
+    fn attach_member(&self, request: MemberReturn) -> BoxFuture<'static, Result<view::Coming, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let devices = live.storage().ok_or_else(no_pool)?.devices();
+            let coming = devices.attach(&request.member).await.map_err(come_refusal)?;
+            let advice = "it gets what it lacks, and counts then: see pool show".to_owned();
+            Ok(view::Coming { index: coming.index.into(), uuid: coming.uuid.to_string(), advice })
+        }
+        .boxed()
+    }
+
+    fn scrub(&self, request: ScrubRequest) -> BoxFuture<'static, Result<(), Refusal>> {
+        let asked = self.0.storage().map(|storage| storage.pool().scrub(request.run)).ok_or_else(no_pool);
+        ready(asked).boxed()
     }
 
     fn add_subsystem(&self, request: SubsystemRequest) -> BoxFuture<'static, Result<(), Refusal>> {
@@ -251,6 +283,18 @@ fn volume_refusal(error: VolumeError) -> Refusal {
         E::BadName { .. } | E::BlockSize { .. } | E::Size { .. } | E::Shrink { .. } | E::TooMany { .. } => {
             RefusalKind::Invalid
         }
+    };
+    Refusal::new(kind, error)
+}
+
+fn come_refusal(error: ComeError) -> Refusal {
+    use MemberError as E;
+    let kind = match &error {
+        ComeError::Member(E::NoSuchMember { .. }) => RefusalKind::NotFound,
+        ComeError::Member(E::Active { .. } | E::UnderWay { .. } | E::Other { .. }) => RefusalKind::Conflict,
+        ComeError::Member(E::Closed) | ComeError::NoPlace(_) => RefusalKind::Unavailable,
+        ComeError::Bug => RefusalKind::Internal,
+        ComeError::File(_) | ComeError::Member(_) => RefusalKind::Invalid,
     };
     Refusal::new(kind, error)
 }

@@ -10,6 +10,7 @@ mod error;
 mod explain;
 mod live;
 mod log;
+mod members;
 mod prepare;
 mod signals;
 mod start;

@@ -20,9 +20,11 @@ pub(super) fn folders(config: &Config) -> Result<(), ServiceError> {
         return Ok(());
     }
     folder_of(&config.pool.key_file, "pool.key_file")?;
-    for member in &config.pool.members {
-        if let MemberSpec::File(path) = member {
-            folder_of(path, "pool.members")?;
+    for (members, key) in [(&config.pool.members, "pool.members"), (&config.pool.spares, "pool.spares")] {
+        for member in members {
+            if let MemberSpec::File(path) = member {
+                folder_of(path, key)?;
+            }
         }
     }
     Ok(())

@@ -8,8 +8,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::AbortHandle;
 use uuid::Uuid;
 
+use super::members::Devices;
 use crate::config::schema::Volume;
 use crate::config::values::ByteSize;
 use crate::config::{Checked, Config, ConfigError, Reason, Sources};
@@ -83,9 +85,16 @@ pub enum StorageError {
 
 /// The pool as the service holds it.
 pub(super) struct Storage {
-    pool: Pool,
-    members: Members,
+    devices: Arc<Devices>,
+    /// Looks after the devices; ends with this.
+    keeper: AbortHandle,
     formatted: bool,
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
 }
 
 impl Storage {
@@ -107,7 +116,9 @@ impl Storage {
         let options = MountOptions { force, ..config.pool.mount_options() };
         let mounted = mount(options, reactors, &members, key).await?;
         let pool = spread(mounted, reactors, &members).await?;
-        let storage = Self { pool, members, formatted };
+        let devices = Arc::new(Devices::new(pool, members, config.pool.clone()));
+        let keeper = tokio::spawn(Arc::clone(&devices).keep()).abort_handle();
+        let storage = Self { devices, keeper, formatted };
         for (index, volume) in config.volumes.iter().enumerate() {
             if let Err(error) = storage.ensure_volume(index, volume, &checked.sources).await {
                 if let Err(error) = close(&storage, CLOSE_LIMIT).await {
@@ -120,7 +131,12 @@ impl Storage {
     }
 
     pub(super) fn pool(&self) -> &Pool {
-        &self.pool
+        self.devices.pool()
+    }
+
+    /// The devices behind it.
+    pub(super) fn devices(&self) -> &Devices {
+        &self.devices
     }
 
     /// Whether this start made the pool.
@@ -130,14 +146,14 @@ impl Storage {
 
     /// Members of the configuration that could not be opened, with the reason.
     pub(super) fn unopened(&self) -> Vec<(String, String)> {
-        let failed = |member: &Member| Some((member.name.clone(), member.file.as_ref().err()?.to_string()));
-        self.members.iter().filter_map(failed).collect()
+        let failed = |member: Arc<Member>| Some((member.name.clone(), member.file.as_ref().err()?.to_string()));
+        self.devices.members().iter().filter_map(failed).collect()
     }
 
     /// Makes a volume that isn't there, and grows one that shall be larger. `index` is its place in the configuration.
     async fn ensure_volume(&self, index: usize, volume: &Volume, sources: &Sources) -> Result<(), StorageError> {
         let name = volume.name.as_str();
-        if let Some(there) = self.pool.volumes().into_iter().find(|there| there.name == name) {
+        if let Some(there) = self.pool().volumes().into_iter().find(|there| there.name == name) {
             refuse_another_kind(index, volume, &there, sources)?;
             return self.adapt(volume, &there).await;
         }
@@ -149,7 +165,7 @@ impl Storage {
             compression: volume.compression,
             cipher: volume.cipher,
         };
-        let made = self.pool.create_volume(spec).await;
+        let made = self.pool().create_volume(spec).await;
         let made = made.map_err(|source| StorageError::Volume { name: name.to_owned(), source })?;
         tracing::info!(volume = name, size_bytes = made.size_bytes, "volume made");
         Ok(())
@@ -159,7 +175,7 @@ impl Storage {
     async fn adapt(&self, volume: &Volume, there: &VolumeStatus) -> Result<(), StorageError> {
         let (name, configured, has) = (volume.name.as_str(), volume.size, ByteSize(there.size_bytes));
         if configured > has {
-            let grown = self.pool.resize_volume(name, configured.bytes()).await;
+            let grown = self.pool().resize_volume(name, configured.bytes()).await;
             grown.map_err(|source| StorageError::Grow { name: name.to_owned(), has, configured, source })?;
             tracing::info!(volume = name, from = %has, to = %configured, "volume grown, as configured");
         } else if configured < has {
@@ -198,15 +214,16 @@ fn refuse_another_kind(
 }
 
 fn inputs(members: &Members) -> Vec<MemberInput> {
-    let input = |member: &Member| MemberInput {
+    let input = |member: Arc<Member>| MemberInput {
         name: member.name.clone(),
         size_bytes: member.file.as_ref().ok().map(|file| file.size_bytes()),
     };
     members.iter().map(input).collect()
 }
 
+/// The members, then the spares.
 async fn open_members(config: &Config, missing: Missing) -> Result<Members, StorageError> {
-    let specs = config.pool.members.clone();
+    let specs: Vec<_> = config.pool.members.iter().chain(&config.pool.spares).cloned().collect();
     // Opening waits for file systems and devices.
     let opened = tokio::task::spawn_blocking(move || Members::open(&specs, missing)).await;
     opened.map_err(|_| StorageError::Bug)
@@ -217,11 +234,13 @@ async fn open_members(config: &Config, missing: Missing) -> Result<Members, Stor
 async fn find_or_format(config: &Config, reactors: &Reactors) -> Result<(Members, bool), StorageError> {
     let members = open_members(config, Missing::Leave).await?;
     refuse_busy(&members)?;
-    if let Inspection::Pool { uuid } = inspect(reactors, &members).await? {
+    if let Inspection::Pool { uuid } = inspect(reactors, &members, config.pool.members.len()).await? {
         tracing::info!(pool = %uuid, "pool found");
+        make_spares(config, &members).await?;
         return Ok((members, false));
     }
-    let all_there = members.iter().all(|member| member.file.is_ok());
+    let count = config.pool.members.len();
+    let all_there = members.iter().take(count).all(|member| member.file.is_ok());
     if all_there {
         return Ok((members, true));
     }
@@ -232,19 +251,32 @@ async fn find_or_format(config: &Config, reactors: &Reactors) -> Result<(Members
     Ok((members, true))
 }
 
-/// A member that another process uses ends the start: it may well be this service, started twice.
-fn refuse_busy(members: &Members) -> Result<(), StorageError> {
-    let busy = members.iter().position(|member| matches!(member.file, Err(FileError::InUse { .. })));
-    match busy.and_then(|index| Some((index, members.iter().nth(index)?.file.as_ref().err()?))) {
-        Some((index, FileError::InUse { path })) => {
-            Err(StorageError::Member { index, source: FileError::InUse { path: path.clone() } })
+/// Spares that are not there yet are made: nothing can be lost with one that is blank.
+async fn make_spares(config: &Config, members: &Members) -> Result<(), StorageError> {
+    let (pool, members) = (config.pool.clone(), members.clone());
+    let make = move || {
+        for (index, spec) in pool.spares.iter().enumerate() {
+            let missing = Missing::Create { bytes: pool.member_size.bytes() };
+            members.reopen(pool.members.len() + index, spec, missing);
         }
-        _ => Ok(()),
-    }
+    };
+    tokio::task::spawn_blocking(make).await.map_err(|_| StorageError::Bug)
 }
 
-async fn inspect(reactors: &Reactors, members: &Members) -> Result<Inspection, Ended> {
-    let (members, inputs) = (members.clone(), inputs(members));
+/// A member that another process uses ends the start: it may well be this service, started twice.
+fn refuse_busy(members: &Members) -> Result<(), StorageError> {
+    for (index, member) in members.iter().enumerate() {
+        if let Err(FileError::InUse { path }) = &member.file {
+            return Err(StorageError::Member { index, source: FileError::InUse { path: path.clone() } });
+        }
+    }
+    Ok(())
+}
+
+/// What the first `count` are.
+async fn inspect(reactors: &Reactors, members: &Members, count: usize) -> Result<Inspection, Ended> {
+    let (members, mut inputs) = (members.clone(), inputs(members));
+    inputs.truncate(count);
     let look = move |local| async move {
         let env: Rc<dyn Env> = Rc::new(ReactorEnv::new(local, members));
         pool::inspect(&env, &inputs).await
@@ -260,8 +292,10 @@ async fn load_key(config: &Config, create: bool) -> Result<KeyEncryptionKey, Sto
 
 async fn format(config: &Config, reactors: &Reactors, members: &Members) -> Result<Uuid, StorageError> {
     let layout = config.pool.layout();
-    let (members, inputs) = (members.clone(), inputs(members));
-    let count = inputs.len();
+    let (members, mut inputs) = (members.clone(), inputs(members));
+    let count = config.pool.members.len();
+    // Spares stay blank.
+    inputs.truncate(count);
     let work = move |local| async move {
         let env: Rc<dyn Env> = Rc::new(ReactorEnv::new(local, members));
         pool::format(&env, &inputs, layout).await
@@ -344,7 +378,7 @@ impl Courier for Rings {
 
 /// Closes the pool within `limit`: a last checkpoint says that it is clean.
 pub(super) async fn close(storage: &Storage, limit: Duration) -> Result<(), CloseError> {
-    match tokio::time::timeout(limit, storage.pool.shutdown()).await {
+    match tokio::time::timeout(limit, storage.pool().shutdown()).await {
         Ok(closed) => Ok(closed?),
         Err(_) => Err(CloseError::Late { ms: limit.as_millis() as u64 }),
     }

@@ -14,7 +14,10 @@ use crate::buffers::ClassSnapshot;
 use crate::config::values::BackendSpec;
 use crate::manage::metrics::Snapshot;
 use crate::manage::view;
-use crate::pool::{Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, Space, VolumeStatus};
+use crate::pool::{
+    Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, ScrubFinding,
+    ScrubStatus, Space, VolumeStatus,
+};
 use crate::reactor::ReactorSnapshot;
 
 pub(super) fn status(live: &Live) -> view::Status {
@@ -66,6 +69,8 @@ pub(super) fn pool(storage: &Storage) -> view::Pool {
         epoch: pool.epoch,
         members: pool.members.iter().map(member).collect(),
         unopened: storage.unopened(),
+        rebuild: pool.rebuild.as_ref().map(rebuild),
+        scrub: scrub(&pool.scrub),
         space: space(&pool.space),
         stored_bytes_per_user_byte: stored,
         rest_bytes_per_user_byte: stored.map(|stored| stored * (data + parity) as f64 / data as f64),
@@ -86,6 +91,7 @@ fn member(member: &MemberStatus) -> view::Member {
         MemberState::Out => "out",
         MemberState::Missing => "missing",
         MemberState::Stale => "stale",
+        MemberState::Rebuilding => "rebuilding",
     };
     view::Member {
         index: member.index.into(),
@@ -98,6 +104,47 @@ fn member(member: &MemberStatus) -> view::Member {
         timeouts: member.timeouts,
         checksum_errors: member.bad_shards,
         repaired: member.repaired_shards,
+        slow_reads: member.slow_reads,
+    }
+}
+
+fn rebuild(rebuild: &RebuildStatus) -> view::Rebuild {
+    let state = match rebuild.state {
+        RebuildState::Running => "running",
+        RebuildState::Done => "done",
+        RebuildState::Failed => "failed",
+    };
+    view::Rebuild {
+        index: rebuild.index.into(),
+        source: rebuild.name.clone().unwrap_or_default(),
+        uuid: rebuild.uuid.to_string(),
+        replacing: rebuild.replacing,
+        state: state.to_owned(),
+        segments_total: rebuild.segments_total,
+        segments_done: rebuild.segments_done,
+        written_bytes: rebuild.written_bytes,
+        stripes_lost: rebuild.stripes_lost,
+        elapsed_ms: rebuild.elapsed_ms,
+        left_ms: rebuild.left_ms,
+    }
+}
+
+fn scrub(scrub: &ScrubStatus) -> view::Scrub {
+    let finding = |finding: &ScrubFinding| view::Finding {
+        member: finding.member.into(),
+        segment: finding.segment.into(),
+        shards: finding.shards,
+    };
+    view::Scrub {
+        running: scrub.running,
+        started_s: scrub.started_s,
+        ended_s: scrub.ended_s,
+        segments_left: scrub.segments_left,
+        stripes: scrub.stripes,
+        bad_shards: scrub.bad_shards,
+        repaired_shards: scrub.repaired_shards,
+        stripes_lost: scrub.stripes_lost,
+        findings: scrub.findings.iter().map(finding).collect(),
     }
 }
 

@@ -122,7 +122,7 @@ fn verify_twice(rig: &Rig, model: &SharedModel, what: u64) {
 }
 
 /// Told of each life, to turn members bad in it.
-pub type Meddle = Rc<dyn Fn(u64, &World)>;
+pub type Meddle = Rc<dyn Fn(u64, &Rc<World>)>;
 
 /// Many tasks at once on several reactors, several lives, each cut at random.
 pub fn random_lives(seed: u64, rig: Rig, lives: u64) {

@@ -155,6 +155,11 @@ impl Live {
         Vol { backend, block_bytes }
     }
 
+    /// Segments that are free or listed, open, closed, of checkpoints.
+    pub fn census(&self) -> [u64; 4] {
+        self.pool.shared.segments.census()
+    }
+
     pub async fn sleep(&self, time: Duration) {
         self.env.sleep_until(self.env.now() + time).await;
     }

@@ -65,7 +65,7 @@ fn edit_superblocks(disks: &Disks, members: std::ops::Range<usize>, edit: impl F
 fn h94_edited_superblocks_are_refused_with_the_field_named() {
     // (first byte, bytes, part of the message)
     let edits: [(usize, &[u8], &str); 13] = [
-        (8, &[2, 0], "format version 2.0"),
+        (8, &[2, 0], "format version 2.1"),
         (48, &[200], "index"),
         (49, &[0], "k = 0"),
         (49, &[255], "k+m"),
@@ -268,7 +268,9 @@ fn golden_superblock() {
         uuid: Uuid::from_u128(0x1000 + i),
         active: i != 3,
         epoch: if i == 3 { 4 } else { 5 },
+        whole_below: if i == 3 { 0x1234 } else { 0 },
     });
+    let replacement = super::super::superblock::Replacement { uuid: Uuid::from_u128(0x2003), epoch: 5, whole_below: 7 };
     let block = Superblock {
         clean: true,
         formatting: false,
@@ -284,14 +286,41 @@ fn golden_superblock() {
         mount_id: 99,
         checkpoint: None,
         members: members.collect(),
+        replacements: (0..6).map(|i| (i == 3).then_some(replacement)).collect(),
+        scrub: super::super::superblock::ScrubRecord {
+            running: true,
+            next: 21,
+            stripes: 22,
+            bad: 23,
+            repaired: 24,
+            lost: 25,
+            started_s: 26,
+            ended_s: 27,
+        },
     };
     let bytes = block.to_bytes();
     assert_eq!(Superblock::parse(&bytes), Ok(block));
-    assert_eq!(bytes[..16], *b"SLUICEPL\x01\x00\x00\x00\x01\x00\x00\x00");
+    assert_eq!(bytes[..16], *b"SLUICEPL\x01\x00\x01\x00\x01\x00\x00\x00");
     assert_eq!(format!("{:08x}", crc32c(&bytes[..SLOT_BYTES - 4])), GOLDEN_SUPERBLOCK);
 }
 
-const GOLDEN_SUPERBLOCK: &str = "5256a4a3";
+/// DESIGN 3.7: a superblock of format 1.0, which knows nothing of members coming back, is read: then all is to be filled.
+#[test]
+fn a_superblock_of_an_older_minor_version_is_read() {
+    let rig = volume_rig();
+    edit_superblocks(&rig.disks, 0..6, |page| {
+        page[10..12].copy_from_slice(&[0, 0]);
+        for place in 0..32 {
+            page[192 + 40 * place + 32..192 + 40 * place + 40].fill(0);
+        }
+        page[1472..2560].fill(0);
+    });
+    let block = Superblock::parse(&rig.disks.0[0].borrow().page(0)).expect("as 1.0 wrote it");
+    assert!(block.replacements.iter().all(Option::is_none) && block.members.iter().all(|line| line.whole_below == 0));
+    assert_intact(&rig, "format 1.0");
+}
+
+const GOLDEN_SUPERBLOCK: &str = "137ae67e";
 
 /// DESIGN 3.7: the format of a shard's header and of a checkpoint's sections, pinned.
 #[test]

@@ -11,7 +11,7 @@ use nvmf_target::backend::Outcome;
 use super::super::checkpoint::Section;
 use super::super::checkpoint_io;
 use super::super::map::Extent;
-use super::super::members::{Excluder, Member, MemberSet};
+use super::super::members::{Excluder, Identity, Member, MemberSet};
 use super::super::mount::stripe_io;
 use super::super::probe::{choose, probe};
 use super::super::stripe::ShardHeader;
@@ -99,7 +99,7 @@ fn extents_in_checkpoint(rig: &Rig) -> Vec<Extent> {
         let chosen = choose(&rig.inputs, &found, Force::default()).expect("all members are there");
         let state = chosen.state;
         let member = |(index, entry): (usize, &super::super::superblock::MemberEntry)| {
-            Member::new(entry.uuid, Some(MemberIndex(index as u8)), None, 0)
+            Member::new(Identity { uuid: entry.uuid, slot: Some(MemberIndex(index as u8)), ..Identity::default() })
         };
         let members = state.members.iter().enumerate().map(member).collect();
         let timeout = rig.options.member_timeout;

@@ -63,6 +63,8 @@ pub struct Disk {
     pub reads: u64,
     /// Pages that can't be read until they are written again.
     pub bad_pages: BTreeSet<u64>,
+    /// Reads take so much longer.
+    pub slow: Duration,
 }
 
 impl Disk {
@@ -192,8 +194,8 @@ pub struct World {
     crashed: Cell<bool>,
     /// What a task panicked with.
     panic: RefCell<Option<Box<dyn Any + Send>>>,
-    /// Buffers of requests that never come back.
-    hung: RefCell<Vec<IoBuf>>,
+    /// Requests that hang, each to be let go.
+    hung: RefCell<Vec<oneshot::Sender<()>>>,
     /// How much I/O there was, by kind, for tests of cost.
     pub counts: RefCell<HashMap<&'static str, u64>>,
     holds: RefCell<Vec<Hold>>,
@@ -307,6 +309,7 @@ impl World {
     pub fn end(&self, crash_seed: u64) {
         self.executor.borrow_mut().take();
         self.timers.borrow_mut().clear();
+        self.hung.borrow_mut().clear();
         self.disks.crash(crash_seed);
     }
 
@@ -332,6 +335,33 @@ impl World {
         let order = self.order.replace(self.order.get() + 1);
         self.timers.borrow_mut().push(Reverse(Timer { at: at.max(self.now.get()), order, fire }));
         fired
+    }
+
+    /// Lets go what hangs: writes that had begun before the member hung reach the medium now, the rest fails.
+    pub fn release(&self) {
+        for held in self.hung.take() {
+            let _ = held.send(());
+        }
+    }
+
+    /// Does something after a while.
+    pub fn later(self: &Rc<Self>, time: Duration, what: impl FnOnce(&Self) + 'static) {
+        let (world, at) = (Rc::clone(self), self.sleep(self.now.get() + time));
+        self.spawn(async move {
+            if at.await.is_ok() {
+                what(&world);
+            }
+        });
+    }
+
+    /// A request's stay in a member that hangs.
+    async fn hang(&self) {
+        let (release, released) = oneshot::channel();
+        self.hung.borrow_mut().push(release);
+        if released.await.is_err() {
+            // The world has ended.
+            never().await
+        }
     }
 
     fn latency(&self) -> oneshot::Receiver<()> {
@@ -375,10 +405,13 @@ impl Env for SimEnv {
         let world = Rc::clone(&self.0);
         world.count("read");
         Box::pin(async move {
+            let slow = world.disks.0[usize::from(member.0)].borrow().slow;
             let _ = world.latency().await;
+            if !slow.is_zero() {
+                let _ = world.sleep(world.now.get() + slow).await;
+            }
             if world.mode(member) == Mode::Hung {
-                world.hung.borrow_mut().push(buf);
-                return never().await;
+                world.hang().await;
             }
             let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
             disk.reads += 1;
@@ -422,8 +455,7 @@ impl Env for SimEnv {
                 let _ = released.await;
             }
             if mode == Mode::Hung || world.mode(member) == Mode::Hung {
-                world.hung.borrow_mut().push(buf);
-                return never().await;
+                world.hang().await;
             }
             let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
             if mode == Mode::Full && !takes {
@@ -452,7 +484,7 @@ impl Env for SimEnv {
             };
             let _ = world.latency().await;
             if world.mode(member) == Mode::Hung {
-                return never().await;
+                world.hang().await;
             }
             let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
             match disk.mode {
@@ -474,6 +506,10 @@ impl Env for SimEnv {
 
     fn now(&self) -> Instant {
         self.0.start + self.0.now.get()
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        1_800_000_000 + self.0.now.get().as_secs()
     }
 
     fn sleep_until(&self, at: Instant) -> LocalBoxFuture<'static, ()> {
