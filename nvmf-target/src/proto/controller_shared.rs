@@ -218,13 +218,7 @@ impl ControllerShared {
 
     /// Whether a command arrived since the last call.
     pub fn take_traffic(&self) -> bool {
-        // With a swap here an optimised build never let a silent host expire; the cause was not found, and the test of H30
-        // guards it. A command that comes between the two lines is one of those that this call reports.
-        let heard = self.traffic.load(Ordering::Relaxed);
-        if heard {
-            self.traffic.store(false, Ordering::Relaxed);
-        }
-        heard
+        self.traffic.swap(false, Ordering::Relaxed)
     }
 
     /// Records a failed command.

@@ -32,6 +32,12 @@ pub enum ServiceError {
     /// The configuration, once the pool was there to compare it with.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The program is not what its source says.
+    #[error(
+        "this program was compiled wrongly, by a Rust with a known fault (rust-lang/rust issue 158206): build it with the \
+         repository's .cargo/rustc, or with Rust 1.98.1 or later"
+    )]
+    Compiler,
     /// Memory can't be kept out of core dumps.
     #[error("the process can't be protected against core dumps")]
     Protect(#[source] ProtectError),

@@ -4,6 +4,7 @@
 //! inside. Invariant: nothing listens before everything behind it is there, and after a failed start nothing does.
 
 mod changes;
+mod compiler;
 mod configuration;
 mod control;
 mod error;
@@ -44,6 +45,9 @@ const CONTROL_THREADS: usize = 2;
 /// # Errors
 /// If it can't start, if a part of it fails, or if it can't stop cleanly.
 pub fn run(checked: Checked, force: Force, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
+    if !compiler::compiles_rightly() {
+        return Err(ServiceError::Compiler);
+    }
     crate::stages::keys::protect_process().map_err(ServiceError::Protect)?;
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(CONTROL_THREADS).thread_name("control").enable_all().build();

@@ -234,11 +234,7 @@ impl AdminController {
     /// Whether the host is still there.
     pub fn check_keep_alive(&mut self, now: Instant) -> Verdict {
         let (heard, shared) = (&mut self.heard, &self.shared);
-        self.keep_alive.check(now, || {
-            let before = std::mem::replace(heard, false);
-            let since = shared.take_traffic();
-            before | since
-        })
+        self.keep_alive.check(now, || std::mem::take(heard) | shared.take_traffic())
     }
 
     /// Whether a command has arrived on any of the controller's queues since the last call.
