@@ -186,10 +186,19 @@ impl Checker<'_> {
         }
     }
 
+    /// Whether so many members are there that a pool could be on them.
+    fn may_hold_a_pool(&self) -> bool {
+        let pool = &self.config.pool;
+        let there = pool.members.iter().filter(|member| member.path().is_some_and(Path::exists)).count();
+        there >= usize::from(pool.k.max(1))
+    }
+
     fn block_device(&mut self, key: &[&str], path: &Path) {
         let reason = match std::fs::metadata(path) {
             Ok(found) if found.file_type().is_block_device() => return,
             Ok(_) => Reason::NotBlockDevice { path: path.display().to_string() },
+            // A device that died must not keep the rest from serving: the pool says what it lacks.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.may_hold_a_pool() => return,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Reason::NoSuchDevice { have: self.machine.block_devices.clone() }
             }

@@ -30,6 +30,22 @@ fn errors(text: &str) -> String {
     load_text(text, &[]).expect_err("a wrong configuration").to_string()
 }
 
+/// A dead device among members that are there keeps nobody from starting.
+#[test]
+fn a_missing_device_of_a_pool_that_may_exist_is_no_mistake() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, b"").unwrap();
+        format!("file:{}", path.display())
+    };
+    let members = [file("a"), file("b"), "block:/dev/nvme9n1".to_owned()];
+    let text = format!("[pool]\nk = 2\nm = 1\nmembers = {members:?}\n");
+    load_text(&text, &[]).expect("two of three are there");
+    std::fs::remove_file(folder.path().join("b")).unwrap();
+    assert!(errors(&text).contains("no such device"), "with fewer than k members there is no pool");
+}
+
 #[test]
 fn the_shipped_configurations_load() {
     let dev = load_text(DEV, &[]).unwrap();

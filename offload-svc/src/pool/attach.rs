@@ -109,10 +109,11 @@ async fn replace(core: &Core, superblocks: &Superblocks, old: &str, new: NewMemb
             Ok(comer(place, uuid, new, true, true))
         }
         Found::Member(block) if block.pool == state.pool => {
-            if there == Some(block.member) {
+            if there == Some(block.member) && !asked {
                 return Ok(comer(place, block.member, new, true, false));
             }
             Err(match place_of(&state, block.member) {
+                Some((_, true)) => MemberError::UnderWay { index },
                 Some((index, _)) => MemberError::Other { name: new.name, index: index as u8 },
                 None => MemberError::Former { name: new.name },
             })
@@ -137,6 +138,9 @@ async fn attach(core: &Core, superblocks: &Superblocks, new: NewMember) -> Resul
     };
     if !replacing && core.shared.set.contains(place) {
         return Err(MemberError::Active { name: new.name, index: place as u8 });
+    }
+    if replacing && core.shared.rebuild.is_asked(place) {
+        return Err(MemberError::UnderWay { index: place as u8 });
     }
     Ok(comer(place, block.member, new, replacing, false))
 }

@@ -248,6 +248,11 @@ impl Keeper {
                 tracing::info!(place, name, "member is in the set");
             }
             Err(Stop::Closing) => {}
+            // It has become the member already.
+            Err(Stop::Welcome(WelcomeError::Taken)) if comer.replacing => {
+                wait.at = None;
+                self.core.shared.rebuild.replacements().remove(&place);
+            }
             Err(error) => {
                 wait.schedule(self.now());
                 tracing::warn!(place, name, %error, "member is not back yet");

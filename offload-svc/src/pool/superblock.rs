@@ -277,7 +277,7 @@ impl Superblock {
     }
 
     /// The fields against one another.
-    fn check(&self) -> Result<(), SuperblockError> {
+    pub fn check(&self) -> Result<(), SuperblockError> {
         let fail = |field, value| Err(SuperblockError::Field { field, value });
         if usize::from(self.index) >= self.members.len() {
             return fail("index", self.index.into());

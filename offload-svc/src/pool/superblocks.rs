@@ -125,6 +125,10 @@ impl Superblocks {
         if set.joining() & (1 << place) != 0 || (!replacing && set.contains(place)) {
             return Err(WelcomeError::Taken);
         }
+        let elsewhere = |other: usize, uuid: Uuid| (replacing || other != place) && uuid == identity.uuid;
+        if current.members.iter().enumerate().any(|(other, member)| elsewhere(other, member.uuid)) {
+            return Err(WelcomeError::Taken);
+        }
         if own_epoch.is_some_and(|epoch| epoch > current.epoch) {
             return Err(WelcomeError::Newer);
         }
@@ -268,6 +272,11 @@ impl Superblocks {
         let Identity { uuid, size_bytes, .. } = self.set().entry(index).identity();
         let place = index % self.set().count();
         let own = Superblock { index: place as u8, member: uuid, member_bytes: size_bytes, ..block.clone() };
+        // What could not be read back is not written, whatever led to it: the older one stays.
+        if let Err(error) = own.check() {
+            tracing::error!(place, %error, "a superblock that is wrong in itself");
+            return Err(Failure::Error);
+        }
         let mut buf = self.io.env.buffer(SLOT_BYTES).await;
         buf.copy_from_slice(&own.to_bytes());
         self.io.write_durably(index, offset, buf).await

@@ -428,3 +428,105 @@ fn a_member_that_was_missing_is_attached() {
     *rig.disks.0[2].borrow_mut() = moved;
     holds_without(&rig, &[0, 1], 0..70, "0 and 1 lost");
 }
+
+/// The power fails at every write of a replacement of a member that serves: afterwards one of the two is in the set, and when
+/// the replacement is full any other member can be lost.
+#[test]
+fn a_crash_at_every_write_of_a_replacement_loses_nothing() {
+    let mut base = Rig { layout: SMALL, ..Rig::small(4096) };
+    let new = blank(&mut base);
+    let story = |new: NewMember, model: SharedModel| {
+        move |live: Live| async move {
+            let vol = live.volume("v");
+            for (stamp, lba) in (1..4).zip([0, 40, 10]) {
+                write(&vol, &model, lba, 4, stamp).await;
+            }
+            let coming = live.pool.replace_member("1", new).await.expect("it is blank");
+            write(&vol, &model, 2, 6, 5).await;
+            let _ = live.pool.checkpoint().await;
+            write(&vol, &model, 41, 6, 6).await;
+            while live.pool.status().members[1].uuid != coming.uuid {
+                live.sleep(Duration::from_millis(1)).await;
+            }
+            write(&vol, &model, 3, 5, 7).await;
+            live.world.steps.get()
+        }
+    };
+    let fresh = || -> SharedModel { Rc::new(RefCell::new(Model::default())) };
+    let counted = Rig { disks: base.disks.copy(), ..base.clone() };
+    let steps = counted.live(5, story(new.clone(), fresh()));
+    assert!(steps > 60, "{steps}");
+    for crash_at in 1..=steps {
+        let rig = Rig { disks: base.disks.copy(), ..base.clone() };
+        let model = fresh();
+        let _ = rig.live_until(5, Some(crash_at), story(new.clone(), Rc::clone(&model)));
+        let (again, asked) = (Rc::clone(&model), new.clone());
+        rig.live(crash_at + 1, move |live| async move {
+            let vol = live.volume("v");
+            check_all(&vol, &again, &format!("crash at {crash_at}")).await;
+            // Refused where it goes on by itself, or is done.
+            let _ = live.pool.replace_member("1", asked).await;
+            write(&vol, &again, 44, 3, 9).await;
+            while live.pool.status().members[1].name.as_deref() != Some("mem:3") {
+                live.sleep(Duration::from_millis(100)).await;
+            }
+            whole(&live).await;
+            check_all(&vol, &again, &format!("crash at {crash_at}, replaced")).await;
+        });
+        for lost in [0, 2] {
+            let rig = Rig { disks: rig.disks.copy(), ..rig.clone() };
+            let again = Rc::clone(&model);
+            rig.live(crash_at + 2, move |live| async move {
+                live.world.disks.set_mode(lost, Mode::Broken);
+                check_all(&live.volume("v"), &again, &format!("crash at {crash_at}, {lost} lost")).await;
+                assert_eq!(bad_shards(&live, &[lost]), 0, "crash at {crash_at}, {lost} lost");
+            });
+        }
+    }
+}
+
+/// How long it takes to bring back a member that lacks some megabytes, with or without hosts at work.
+fn return_takes(rig: &Rig, seed: u64, load: bool) -> Duration {
+    rig.live(seed, move |live| async move {
+        let vol = live.volume("v");
+        fill(&vol, 0..20).await;
+        live.world.disks.set_mode(2, Mode::Broken);
+        fill(&vol, 20..240).await;
+        until_out(&live, 2).await;
+        live.world.disks.set_mode(2, Mode::Good);
+        while live.pool.status().members[2].state != MemberState::Rebuilding {
+            live.sleep(Duration::from_millis(1)).await;
+        }
+        let begun = live.world.elapsed();
+        while live.pool.status().members[2].state == MemberState::Rebuilding {
+            if load {
+                let _ = vol.stamps(0, 1).await;
+            } else {
+                live.sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert_eq!(live.pool.status().health, Health::Healthy);
+        live.world.elapsed() - begun
+    })
+}
+
+/// Hosts whose requests take longer than the budget slow a return down; within the budget, and without hosts, it goes at
+/// full speed; and it never goes faster than the configured rate.
+#[test]
+fn a_return_yields_to_requests_that_are_late() {
+    let rig = |budget: Duration, rate: u64| {
+        let mut rig = Rig::new(LAYOUT, 64, 1).with_volume(64 * MIB, 4096);
+        (rig.options.foreground_p99, rig.options.rebuild_rate) = (budget, rate);
+        rig
+    };
+    let (tight, wide) = (Duration::from_micros(1), Duration::from_secs(1));
+    let idle = return_takes(&rig(tight, 16 << 20), 1, false);
+    let within = return_takes(&rig(wide, 16 << 20), 2, true);
+    let late = return_takes(&rig(tight, 16 << 20), 3, true);
+    assert!(
+        late > idle * 3 && late > within * 3,
+        "{late:?} late, {within:?} within the budget, {idle:?} without hosts"
+    );
+    let slow = return_takes(&rig(wide, 2 << 20), 4, false);
+    assert!(slow > idle * 4, "at 2 MiB/s it took {slow:?}, at 16 {idle:?}");
+}
