@@ -1,7 +1,7 @@
 //! The set of members, and one member's reads and writes under a deadline.
 //!
 //! Owns who counts, who has left, who is coming back, and the error counters. Must not know stripes. Invariants: the set
-//! changes outside a mount only after superblocks say so; a candidate is written to and never read; no wait here lasts
+//! changes outside a mount only after superblocks say so; a candidate is written to and serves no read; no wait here lasts
 //! longer than the member timeout.
 //!
 //! Each place of the set has two entries: the member that counts or counted there, and a candidate for the place, which is

@@ -22,8 +22,9 @@
 //! # Parts
 //!
 //! On members: `superblock`, `stripe`, `checkpoint`. In memory: `map`, `segments`, `space`, `shared`. At work on a
-//! reactor: `core`, `read`, `write`, `stream`, `clean`; on the first one also `coordinator`. Before all that: `probe`,
-//! `mount`.
+//! reactor: `core`, `read`, `write`, `stream`, `clean`; on the first one also `coordinator`,
+//! and what looks after the members: `rebuild`, `attach`, `scrub`, at the `pace` that requests leave them. Before all that:
+//! `probe`, `mount`.
 
 mod attach;
 mod checkpoint;
