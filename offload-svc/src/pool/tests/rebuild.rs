@@ -530,3 +530,38 @@ fn a_return_yields_to_requests_that_are_late() {
     let slow = return_takes(&rig(wide, 2 << 20), 4, false);
     assert!(slow > idle * 4, "at 2 MiB/s it took {slow:?}, at 16 {idle:?}");
 }
+
+/// A stripe that was on its way to all members when one came back, and that nothing could be seen of, is waited for: it is on
+/// that member too when it counts.
+#[test]
+fn a_stripe_that_was_under_way_when_a_member_came_is_not_missed() {
+    let rig = Rig::new(LAYOUT, 64, 1).with_volume(64 * MIB, 4096);
+    rig.live(1, |live| async move {
+        let vol = live.volume("v");
+        fill(&vol, 0..10).await;
+        live.world.disks.set_mode(0, Mode::Broken);
+        fill(&vol, 10..12).await;
+        until_out(&live, 0).await;
+        live.world.disks.set_mode(0, Mode::Good);
+        let shard = |_: u64, bytes: &[u8]| bytes.starts_with(b"SHRD");
+        let held: Vec<_> = (1..6).map(|member| live.world.hold_write(member, shard)).collect();
+        let written = Rc::new(RefCell::new(None));
+        let (late, answer) = (vol.clone(), Rc::clone(&written));
+        live.env.spawn(Box::pin(async move {
+            let outcome = late.write_stamp(12 * 16, 16, 25).await;
+            *answer.borrow_mut() = Some(outcome);
+        }));
+        while !held.iter().all(|held| held.is_caught()) {
+            live.sleep(Duration::from_millis(1)).await;
+        }
+        let size_bytes = 64 * 1024 + 64 * u64::from(LAYOUT.segment_bytes);
+        let back = NewMember { slot: MemberIndex(0), name: "mem:0".into(), size_bytes };
+        live.pool.attach_member(back).await.expect("it is ours");
+        live.sleep(Duration::from_millis(200)).await;
+        held.into_iter().for_each(|held| held.release());
+        whole(&live).await;
+        assert_eq!(*written.borrow(), Some(Outcome::Success));
+    });
+    holds_without(&rig, &[1, 2], 0..13, "1 and 2 lost");
+    holds_without(&rig, &[4, 5], 0..13, "4 and 5 lost");
+}
