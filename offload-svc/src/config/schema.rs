@@ -72,13 +72,15 @@ impl Default for Service {
 
 impl Service {
     /// Where the changes made at run time are kept. The default is the socket's path with the ending `.state.toml`, so that
-    /// each service has its own; what would stand in /run, which a reboot empties, stands in /var/lib.
+    /// each service has its own; what would stand in /run, which a reboot empties, stands in /var/lib, but for users' own
+    /// folders there.
     pub fn state_file(&self) -> PathBuf {
         if let Some(file) = &self.state {
             return file.clone();
         }
         let beside = self.socket.with_extension("state.toml");
         let volatile = ["/run", "/var/run"].iter().find_map(|run| beside.strip_prefix(run).ok());
+        let volatile = volatile.filter(|rest| !rest.starts_with("user"));
         volatile.map_or_else(|| beside.clone(), |rest| Path::new("/var/lib").join(rest))
     }
 }

@@ -16,7 +16,7 @@ use super::objects::Objects;
 
 /// The version that is written, and the latest that is read.
 const VERSION: i64 = 1;
-/// No state is longer: 1024 subsystems with their namespaces and hosts fit.
+/// No state is longer: a change that would make it so is refused.
 const MAX_BYTES: u64 = 64 << 20;
 const HEAD: &str = "# Changes made with offloadctl, kept by offload-svc: as the objects were configured, and as they run.\n\
                     # To edit it, stop the service and remove the line crc32c. Without this file, the configuration alone holds.\n";
@@ -195,6 +195,9 @@ impl Prepared {
         let body = toml::to_string(&Body { version: VERSION, configured, running });
         let body = body.map_err(|error| at(io::Error::other(error)))?;
         let text = format!("{HEAD}crc32c = \"{}\"\n{body}", checksum(&body));
+        if text.len() as u64 > MAX_BYTES {
+            return Err(at(io::ErrorKind::FileTooLarge.into()));
+        }
         let mut temporary = file.as_os_str().to_owned();
         temporary.push(".new");
         let prepared = Self { file: file.to_owned(), temporary: temporary.into(), committed: false };

@@ -218,6 +218,7 @@ fn the_state_file_stands_beside_the_socket_but_not_in_run() {
         ("/srv/a/b.sock", "/srv/a/b.state.toml"),
         ("/run/sluice/control.sock", "/var/lib/sluice/control.state.toml"),
         ("/running/x", "/running/x.state.toml"),
+        ("/run/user/1000/sluice.sock", "/run/user/1000/sluice.state.toml"),
     ] {
         let config: Config = toml::from_str(&format!("[service]\nsocket = \"{socket}\"\n")).unwrap();
         assert_eq!(config.service.state_file(), PathBuf::from(state));

@@ -70,6 +70,11 @@ pub struct Root {
 }
 
 impl Root {
+    /// The stripes with the volumes and their wrapped keys.
+    pub fn volume_parts(&self) -> &[Part] {
+        self.parts.get(..self.volume_parts as usize).unwrap_or_default()
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.bytes(&ROOT_MAGIC).u32(ROOT_VERSION).u32(self.parts.len() as u32).u32(self.volume_parts);

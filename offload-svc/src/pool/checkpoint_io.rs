@@ -2,7 +2,10 @@
 //!
 //! Owns the cut into stripes and segments. Must not know the sections' meaning. Invariant: the root is written last.
 
+use nvmf_target::buffer::IoBuf;
+
 use super::checkpoint::{DecodeError, Part, Root, Section, next_section};
+use super::members::Failure;
 use super::segments::{Purpose, SegmentUse, Segments};
 use super::stripe::{History, Sequence, StripeLocation};
 use super::stripe_io::{Label, StripeIo, WriteError};
@@ -48,6 +51,11 @@ pub struct CheckpointWriter<'a> {
 impl<'a> CheckpointWriter<'a> {
     pub fn new(stripes: &'a StripeIo, segments: &'a Segments) -> Self {
         Self { stripes, segments, gathered: Vec::new(), root: Root::default(), current: None, used: Vec::new() }
+    }
+
+    /// The stripes written up to now that may hold volumes and their wrapped keys.
+    pub fn volume_parts(&self) -> &[Part] {
+        if self.root.volume_parts == 0 { &self.root.parts } else { self.root.volume_parts() }
     }
 
     /// Appends sections.
@@ -168,4 +176,29 @@ async fn read_part(
         needed: lost.needed,
     })?;
     Ok(stripe.payload)
+}
+
+/// Overwrites stripes with volumes that no longer count, so that no wrapped key of a deleted volume, or that a volume has
+/// given up, stays behind on the members of the set and those that are coming back.
+pub async fn erase(stripes: &StripeIo, parts: &[Part]) {
+    let set = stripes.set();
+    for part in parts {
+        let (offset, len) = (stripes.offset(&part.location), part.location.shard_bytes());
+        for index in 0..2 * set.count() {
+            let (place, incarnation) = (index % set.count(), set.entry(index).incarnation());
+            let mut buf = IoBuf::heap(len);
+            buf.fill(0);
+            // A late write of zeroes could hit the segment's next use, so a member that doesn't answer leaves the set. One
+            // that has left keeps its copy.
+            if stripes.io.write_durably(index, offset, buf).await != Err(Failure::Timeout) {
+                continue;
+            }
+            if index == place {
+                stripes.put_out_later(1 << place).await;
+            } else {
+                // If it can't be done the pool has failed.
+                let _ = stripes.io.exclude_all(vec![(place, incarnation)]).await;
+            }
+        }
+    }
 }

@@ -216,17 +216,23 @@ impl Core {
         if live == 0 {
             return Ok(());
         }
-        let outdated = record.header.birth.key_epoch != record.volume.keys.current();
-        if outdated || live * 2 < record.header.birth.block_count {
+        let birth = &record.header.birth;
+        let outdated = birth.key_epoch != record.volume.keys.current();
+        if outdated || live * 2 < birth.block_count {
             return self.rewrite_live(&shard, record, runs).await;
         }
-        let written = self.move_whole(&shard, record).await;
+        self.stream.room_for(self, record.bytes.len()).await;
+        if birth.key_epoch != record.volume.keys.current() {
+            // The volume has got a new key while there was no room.
+            return self.rewrite_live(&shard, record, runs).await;
+        }
+        let written = self.move_whole(&shard, record);
         if matches!(written.await, Ok(Ok(()))) { Ok(()) } else { Err(MoveFailed) }
     }
 
-    async fn move_whole(&self, shard: &Rc<Shard>, record: &MoveRecord) -> super::stream::Written {
+    /// Room has been made.
+    fn move_whole(&self, shard: &Rc<Shard>, record: &MoveRecord) -> super::stream::Written {
         let birth = &record.header.birth;
-        self.stream.room_for(self, record.bytes.len()).await;
         let change = Change::Relocate {
             range: birth.lba..birth.lba + birth.block_count,
             generation: birth.generation,

@@ -10,16 +10,15 @@ use std::sync::{Arc, PoisonError};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
-use nvmf_target::buffer::IoBuf;
 use tokio::sync::{Notify, mpsc, oneshot};
 use uuid::Uuid;
 
 use super::attach::{self, Coming, MemberError};
-use super::checkpoint::{Root, SectionWriter};
-use super::checkpoint_io::{CheckpointWriter, WriteFailed};
+use super::checkpoint::{Part, Root, SectionWriter};
+use super::checkpoint_io::{self, CheckpointWriter, WriteFailed};
 use super::core::Core;
 use super::handle::{CheckpointError, VolumeError, VolumeSpec, volume_status};
-use super::members::{Exclusion, Failure};
+use super::members::Exclusion;
 use super::message::{DumpChunk, DumpRequest, Inner, Message};
 use super::segments::Plan;
 use super::shared::{Volume, VolumeKeys};
@@ -184,6 +183,7 @@ impl Coordinator {
         let (pointer, root, window) = match written {
             Ok(written) => written,
             Err(error) => {
+                self.erase(writer.volume_parts()).await;
                 shared.segments.abandon_checkpoint(&writer.used);
                 return Err(error);
             }
@@ -195,10 +195,17 @@ impl Coordinator {
         // Where the superblocks could not all be written, either checkpoint may be found: neither gives anything back.
         published.await.map_err(|_| CheckpointError::TooFewMembers)?;
         let old = self.last_root.replace(root);
-        scrub_volumes(&self.core, &old).await;
+        self.erase(old.volume_parts()).await;
         shared.segments.finish_checkpoint(&plan, &window);
         shared.listed_at_checkpoint.store(shared.segments.left().0, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Overwrites volumes in a checkpoint that no longer counts. Its segments are still its own.
+    async fn erase(&self, parts: &[Part]) {
+        // Nobody copies a stripe from before it was overwritten to a member where it has been.
+        let _erasing = self.core.shared.erasing.lock().await;
+        checkpoint_io::erase(&self.core.stripes, parts).await;
     }
 
     async fn write_checkpoint(
@@ -383,34 +390,6 @@ async fn wait_idle(volume: &Volume) {
             return;
         }
         idle.await;
-    }
-}
-
-/// Overwrites the volumes of a superseded checkpoint, so that no wrapped key of a deleted volume stays behind on the
-/// members of the set and those that are coming back. Its segments are still its own.
-async fn scrub_volumes(core: &Core, old: &Root) {
-    let set = &core.shared.set;
-    // Nobody copies a stripe from before it was overwritten to a member where it has been.
-    let _erasing = core.shared.erasing.lock().await;
-    for part in old.parts.iter().take(old.volume_parts as usize) {
-        let offset = core.stripes.offset(&part.location);
-        let len = part.location.shard_bytes();
-        for index in 0..2 * set.count() {
-            let (place, incarnation) = (index % set.count(), set.entry(index).incarnation());
-            let mut buf = IoBuf::heap(len);
-            buf.fill(0);
-            // A late write of zeroes could hit the segment's next use, so a member that doesn't answer leaves the set. One
-            // that has left keeps its copy.
-            if core.stripes.io.write_durably(index, offset, buf).await != Err(Failure::Timeout) {
-                continue;
-            }
-            if index == place {
-                core.stripes.put_out_later(1 << place).await;
-            } else {
-                // If it can't be done the pool has failed.
-                let _ = core.stripes.io.exclude_all(vec![(place, incarnation)]).await;
-            }
-        }
     }
 }
 

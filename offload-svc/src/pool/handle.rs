@@ -117,7 +117,8 @@ impl Pool {
     }
 
     /// Gives a volume a new key. New records are sealed under it from now on; the others are carried over in the
-    /// background, and then the older key is destroyed.
+    /// background, and then the older key is given up: no checkpoint holds it any longer. Copies in what earlier mounts have
+    /// left free may stay until that is written over.
     pub async fn rotate_key(&self, name: &str) -> Result<KeyStatus, VolumeError> {
         self.ask(|reply| Control::Rotate(name.into(), reply)).await.unwrap_or(Err(VolumeError::Closed))
     }

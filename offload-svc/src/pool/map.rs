@@ -144,9 +144,11 @@ impl ExtentMap {
             if extent.generation != generation || from.is_some_and(|from| from != extent.location) {
                 continue;
             }
-            ledger.removed(extent);
+            let old = *extent;
             extent.location = to;
+            // In this order, as in a cut: others look at the counters.
             ledger.added(extent);
+            ledger.removed(&old);
             blocks += u64::from(extent.count);
         }
         blocks

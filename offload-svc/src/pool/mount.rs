@@ -20,7 +20,7 @@ use super::members::{Excluder, Identity, Member, MemberIo, MemberSet, TooFewMemb
 use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
 use super::probe::{ChooseError, Chosen, Found, choose, probe};
 use super::rebuild::Comer;
-use super::scan::{FoundRecord, SeenStreams, find_records, find_stripes};
+use super::scan::{FoundRecord, SeenStreams, find_records, look_for_stripes};
 use super::segments::{SegmentUse, Segments, State};
 use super::shared::{Books, Volume};
 use super::space::Admission;
@@ -59,6 +59,12 @@ pub enum MountError {
          --force lost-writes, and blocks written by them show what was there before"
     )]
     LostWrites { lost: u64, stream: u32, number: u64 },
+    #[error(
+        "too many members gave no answer, or an error, while segment {segment} was read for answered writes; nothing was \
+         changed: see to the members and start again, or start once with --force lost-writes, and blocks whose last writes \
+         can't be read show what was there before"
+    )]
+    NotReadable { segment: u32 },
     #[error(transparent)]
     TooFewMembers(#[from] TooFewMembers),
 }
@@ -143,6 +149,7 @@ pub async fn mount(
     }
     let mut replay =
         if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
+    check_heard(&replay.unheard, options.force)?;
     check_lost(&replay.streams.lost(&loaded.settled), options.force, &mut report)?;
     let segments =
         Segments::new(states(&set, &loaded, &replay.written), loaded.next_sequence.max(replay.top_sequence + 1));
@@ -186,6 +193,17 @@ pub async fn mount(
         next_volume: loaded.next_volume,
         report,
     })
+}
+
+/// What members that don't answer may have stops the mount, unless it is forced: it must not be taken for unfinished.
+fn check_heard(unheard: &[u32], force: Force) -> Result<(), MountError> {
+    let Some(&segment) = unheard.first() else { return Ok(()) };
+    let error = MountError::NotReadable { segment };
+    if !force.lost_writes {
+        return Err(error);
+    }
+    tracing::error!(%error, ?unheard, "mounted by force");
+    Ok(())
 }
 
 /// Answered writes that are gone stop the mount, unless it is forced.
@@ -386,6 +404,8 @@ struct Replay {
     written: HashSet<u32>,
     top_sequence: u64,
     streams: SeenStreams,
+    /// Segments in which members that did not answer may have more.
+    unheard: Vec<u32>,
     /// Headers of unfinished stripes.
     discarded: Vec<ShardHeader>,
 }
@@ -399,6 +419,9 @@ async fn scan(stripes: &StripeIo, window: &[SegmentUse], report: &mut MountRepor
     for uses in window.chunks(SCANS_AT_ONCE) {
         let scans = join_all(uses.iter().map(|used| scan_segment(stripes, *used))).await;
         for (used, found) in uses.iter().zip(scans) {
+            if found.unheard {
+                replay.unheard.push(used.index);
+            }
             if found.any {
                 replay.written.insert(used.index);
             }
@@ -420,6 +443,8 @@ struct Scanned {
     records: Vec<FoundRecord>,
     /// Some stripe, or what is left of one.
     any: bool,
+    /// Members that did not answer may have more.
+    unheard: bool,
     /// Stripes that count.
     replayed: Vec<ShardHeader>,
     /// Headers of those that don't: void, or with too little left.
@@ -430,16 +455,22 @@ struct Scanned {
 
 async fn scan_segment(stripes: &StripeIo, used: SegmentUse) -> Scanned {
     let mut scanned = Scanned::default();
-    for header in find_stripes(stripes, used).await {
+    let (headers, unheard) = look_for_stripes(stripes, used).await;
+    scanned.unheard = unheard;
+    for header in headers {
         scanned.any = true;
         if header.void {
             scanned.other.push(header);
             continue;
         }
-        let Ok(stripe) = stripes.read(header.location, used.sequence).await else {
-            scanned.discarded += 1;
-            scanned.other.push(header);
-            continue;
+        let stripe = match stripes.read(header.location, used.sequence).await {
+            Ok(stripe) => stripe,
+            Err(lost) => {
+                scanned.unheard |= lost.may_come_back();
+                scanned.discarded += 1;
+                scanned.other.push(header);
+                continue;
+            }
         };
         if stripe.bad != 0 {
             // A member that can't be healed has left the set by the time the new superblocks are written.

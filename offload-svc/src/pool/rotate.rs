@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures::future::join_all;
 use nvmf_target::backend::Outcome;
 use tokio::sync::oneshot;
 
@@ -25,6 +26,8 @@ use crate::stages::keys::{KeyEpoch, LineageKey};
 
 /// Extents looked at before others get their turn.
 const LOOK_EXTENTS: usize = 2048;
+/// Extents carried over side by side: of the shortest, about what fills a stripe.
+const AT_ONCE: usize = 32;
 /// How long what could not be carried over is let alone.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 
@@ -113,18 +116,29 @@ fn carry_over(core: &Rc<Core>, volume: Arc<Volume>) {
 }
 
 impl Core {
-    /// Carries over what this reactor has of a volume, one record at a time. What can't be read, or finds no room, stays.
+    /// Carries over what this reactor has of a volume, some records at a time. What can't be read, or finds no room, stays.
     pub async fn rekey(&self, volume: &Arc<Volume>) {
         // Whatever was sealed under the older key before is in the maps then.
         self.stream.settled_so_far().await;
         for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, volume)) {
             let mut at = 0;
-            while let Some(next) = self.next_outdated(&shard, &mut at).await {
+            loop {
+                let mut next = Vec::new();
+                while next.len() < AT_ONCE
+                    && let Some(range) = self.next_outdated(&shard, &mut at).await
+                {
+                    next.push(range);
+                }
+                if next.is_empty() {
+                    break;
+                }
                 if self.is_stopping(volume) {
                     return;
                 }
                 let _in_flight = InFlight::on(volume);
-                if self.carry(&shard, next).await != Outcome::Success {
+                // Side by side, so that they share stripes.
+                let carried = join_all(next.into_iter().map(|range| self.carry(&shard, range))).await;
+                if carried.iter().any(|outcome| *outcome != Outcome::Success) {
                     return;
                 }
             }

@@ -27,30 +27,38 @@ pub struct FoundRecord {
 /// The headers of a segment's stripes, one for each, in order, void ones included. Every row is looked at: stripes that
 /// found no room leave holes, and what follows a hole counts.
 pub async fn find_stripes(stripes: &StripeIo, used: SegmentUse) -> Vec<ShardHeader> {
+    look_for_stripes(stripes, used).await.0
+}
+
+/// The same, and whether more members than the parity covers gave no answer somewhere: what they have may be missing.
+pub async fn look_for_stripes(stripes: &StripeIo, used: SegmentUse) -> (Vec<ShardHeader>, bool) {
     let layout = &stripes.set().layout;
     let blocks = layout.segment_bytes / BLOCK_BYTES as u32;
     let rows_per_read = layout.shard_bytes_max / BLOCK_BYTES as u32;
-    let (mut row, mut found) = (0, Vec::<ShardHeader>::new());
+    let most = usize::from(layout.parity_shards);
+    let (mut row, mut found, mut unheard) = (0, Vec::<ShardHeader>::new(), false);
     while row < blocks {
         // After a long stripe comes another as a rule: then its first row is enough.
         let long = found.last().is_some_and(|last| last.location.shard_blocks >= LONG && ends_at(last) == row);
         let end = (row + if long { 1 } else { rows_per_read }).min(blocks);
         let mut walk = Walk { stripes, used, row, found: &mut found };
-        let rows = read_rows(stripes, used, row, end - row).await;
+        let (rows, silent) = read_rows(stripes, used, row, end - row).await;
         if rows.iter().any(|result| matches!(result, Err(Failure::Error))) {
             // One bad sector must not hide the rows beside it.
             while walk.row < end {
-                let rows = read_rows(stripes, used, walk.row, 1).await;
+                let (rows, silent) = read_rows(stripes, used, walk.row, 1).await;
+                unheard |= silent > most;
                 walk.step(&rows, walk.row);
             }
         } else {
+            unheard |= silent > most;
             while walk.row < end {
                 walk.step(&rows, row);
             }
         }
         row = walk.row;
     }
-    found
+    (found, unheard)
 }
 
 /// What a window's stripes tell of one another, by stream.
@@ -130,8 +138,8 @@ impl Walk<'_> {
     }
 }
 
-/// Rows of a segment from every member of the set.
-async fn read_rows(stripes: &StripeIo, used: SegmentUse, row: u32, count: u32) -> Vec<Result<IoBuf, Failure>> {
+/// Rows of a segment from every member of the set, and how many that are still in it gave no answer or an error.
+async fn read_rows(stripes: &StripeIo, used: SegmentUse, row: u32, count: u32) -> (Vec<Result<IoBuf, Failure>>, usize) {
     let place = StripeLocation { segment: used.index, start_block: row, shard_blocks: 1, data_shards: 1, rotation: 0 };
     let (offset, len) = (stripes.offset(&place), count as usize * BLOCK_BYTES as usize);
     let _room = stripes.room(stripes.set().count()).await;
@@ -141,7 +149,11 @@ async fn read_rows(stripes: &StripeIo, used: SegmentUse, row: u32, count: u32) -
     let late = results.iter().filter(|(_, result)| matches!(result, Err(Failure::Timeout)));
     let late = late.fold(0, |late, (member, _)| late | 1 << member);
     stripes.put_out_later(late).await;
-    results.into_iter().map(|(_, result)| result).collect()
+    let silent = |(member, result): &&(usize, Result<IoBuf, Failure>)| {
+        matches!(result, Err(Failure::Timeout | Failure::Error)) && stripes.set().contains(*member)
+    };
+    let silent = results.iter().filter(silent).count();
+    (results.into_iter().map(|(_, result)| result).collect(), silent)
 }
 
 /// The records of a payload, in order, and why the walk ended early if it did.

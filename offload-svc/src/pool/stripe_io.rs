@@ -34,6 +34,15 @@ pub enum WriteError {
 pub struct Lost {
     pub good: usize,
     pub needed: usize,
+    /// Shards on members of the set that gave no answer, or an error: they may be good.
+    pub unheard: usize,
+}
+
+impl Lost {
+    /// Whether it might be there after all, once members answer again.
+    pub fn may_come_back(&self) -> bool {
+        self.good + self.unheard >= self.needed
+    }
 }
 
 /// A stripe as read.
@@ -323,7 +332,12 @@ impl StripeIo {
         let results = join_all(reads).await;
         let late = mask_of(&results, |result| matches!(result, Err(Failure::Timeout)));
         self.put_out_later(late).await;
-        results.into_iter().map(|(_, result)| result).collect()
+        let result_of = |(member, result): (usize, Result<IoBuf, Failure>)| match result {
+            // Nothing counts any more that only it has.
+            Err(Failure::Timeout) if !self.set().contains(member) => Err(Failure::Gone),
+            result => result,
+        };
+        results.into_iter().map(result_of).collect()
     }
 
     /// Puts out members that did not answer a read, unless that would leave too few: then errors say so by themselves.
@@ -353,7 +367,9 @@ impl StripeIo {
                 fits.then_some(header)
             })
             .collect();
-        let Some(header) = reference(&headers) else { return Err(Lost { good: 0, needed }) };
+        let unheard = bufs.iter().filter(|buf| matches!(buf, Err(Failure::Timeout | Failure::Error))).count();
+        let lost = |good: u32| Lost { good: good.count_ones() as usize, needed, unheard };
+        let Some(header) = reference(&headers) else { return Err(lost(0)) };
         let (mut good, mut bad) = (0u32, 0u32);
         for (shard, buf) in bufs.iter().enumerate() {
             let own = headers[shard].as_ref().is_some_and(|own| own.same_stripe(&header));
@@ -364,9 +380,9 @@ impl StripeIo {
             }
         }
         if (good.count_ones() as usize) < needed {
-            return Err(Lost { good: good.count_ones() as usize, needed });
+            return Err(lost(good));
         }
-        let payload = self.payload(&header, good, bufs).ok_or(Lost { good: good.count_ones() as usize, needed })?;
+        let payload = self.payload(&header, good, bufs).ok_or(lost(good))?;
         Ok(Stripe { header, payload, bad })
     }
 

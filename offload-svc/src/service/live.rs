@@ -330,7 +330,8 @@ impl Live {
             return Err(ReleaseError::Leaving { name: name.clone() });
         }
         turn.leave(name.as_str());
-        if self.ledger.objects().volume(name).is_none() {
+        // Where the configuration has it, a release that could not be kept is written down again.
+        if self.ledger.objects().volume(name).is_none() && self.ledger.configured().volume(name).is_none() {
             return Ok(());
         }
         let edit = |objects: &mut Objects| objects.volumes.retain(|v| v.name != *name);

@@ -15,7 +15,13 @@ use crate::config::{Checked, Config};
 /// Makes the folders of the socket, the state file, the key file and the file members.
 pub(super) fn folders(config: &Config) -> Result<(), ServiceError> {
     folder_of(&config.service.socket, "service.socket")?;
-    folder_of(&config.service.state_file(), "service.state")?;
+    match folder_of(&config.service.state_file(), "service.state") {
+        // Nobody has asked for that place: the service can do without until something is changed.
+        Err(error) if config.service.state.is_none() => {
+            tracing::warn!("changes made with offloadctl will be refused: {error}");
+        }
+        made => made?,
+    }
     if config.pool.members.is_empty() {
         return Ok(());
     }
@@ -35,7 +41,7 @@ fn folder_of(file: &Path, key: &'static str) -> Result<(), ServiceError> {
     if folder.is_dir() {
         return Ok(());
     }
-    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+    match std::fs::DirBuilder::new().mode(0o700).recursive(true).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(ServiceError::Folder { folder: folder.to_owned(), key, source: error })
         }

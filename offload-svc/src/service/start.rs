@@ -81,6 +81,12 @@ async fn populate(live: &Live) -> Result<(), ServiceError> {
     for (index, subsystem) in live.config().subsystems.iter().enumerate() {
         live.start_subsystem(index, subsystem).await?;
     }
+    for overruled in &live.checked().overruled {
+        tracing::warn!(
+            "{overruled}: changed with offloadctl, and in the configuration since then: the configuration holds"
+        );
+    }
+    live.ledger().settle(live.checked()).await?;
     for (index, listener) in live.config().listeners.iter().enumerate() {
         let endpoint = listener.address.with_port(listener.port);
         let address = listener.address.socket(listener.port);
@@ -88,12 +94,7 @@ async fn populate(live: &Live) -> Result<(), ServiceError> {
         let address = address.map_err(|source| ServiceError::Address { place, endpoint, source })?;
         live.target().add_listener(address)?;
     }
-    for overruled in &live.checked().overruled {
-        tracing::warn!(
-            "{overruled}: changed with offloadctl, and in the configuration since then: the configuration holds"
-        );
-    }
-    Ok(live.ledger().settle(live.checked()).await?)
+    Ok(())
 }
 
 fn limits(config: &Config) -> Limits {

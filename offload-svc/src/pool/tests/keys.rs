@@ -102,6 +102,31 @@ fn h112_a_rotation_cut_at_every_write_goes_on() {
     assert!(cuts > 20, "{cuts} cuts prove little");
 }
 
+/// Once a key is given up, no wrapped copy of it is left of the checkpoints that this mount has written.
+#[test]
+fn no_copy_of_a_key_that_was_given_up_is_left() {
+    let rig = Rig::new(LAYOUT, 48, 1).with_volume(16 * MIB, 4096);
+    // As the wrapped form has it: magic, version, and the epoch behind the key-encryption key's id and the lineage.
+    let copies = |rig: &Rig, epoch: u32| -> usize {
+        let is_copy = |bytes: &[u8]| bytes.starts_with(b"SLK1") && bytes.get(28..32) == Some(&epoch.to_le_bytes());
+        let in_page = |page: &[u8]| (0..page.len()).filter(|at| is_copy(&page[*at..])).count();
+        rig.disks.0.iter().map(|disk| disk.borrow().pages().map(|(_, page)| in_page(page)).sum::<usize>()).sum()
+    };
+    rig.live(1, |live| async move {
+        assert_eq!(live.volume("v").write_stamp(0, 9, 7).await, Outcome::Success);
+    });
+    let before = copies(&rig, 0);
+    assert!(before > 0, "this looks for the wrong thing");
+    rig.live(2, |live| async move {
+        live.pool.rotate_key("v").await.expect("room");
+        until_rotated(&live).await;
+        assert_eq!(live.volume("v").stamps(0, 9).await.expect("whole"), [7; 9]);
+    });
+    // What an earlier mount has left is left: the checkpoint that this mount began with.
+    assert!(copies(&rig, 0) <= before, "{} copies, {before} before", copies(&rig, 0));
+    assert!(copies(&rig, 1) > 0);
+}
+
 /// A block that is lost keeps the older key, and says so; once it is deallocated the rotation ends.
 #[test]
 fn what_cannot_be_read_keeps_its_key() {

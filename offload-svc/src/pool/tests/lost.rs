@@ -84,6 +84,42 @@ fn an_answered_write_that_is_gone_stops_the_mount() {
     }
 }
 
+/// Members that answer with errors, or not at all, for a moment hide even the last write, which nobody vouches for: the
+/// mount waits for better days and changes nothing, and then the write is there.
+#[test]
+fn what_members_do_not_answer_is_not_taken_for_unfinished() {
+    let rig = rig_after(6, None);
+    let last: Vec<_> = shards(&rig).into_iter().filter(|(_, _, header)| header.number == 5).collect();
+    assert_eq!(last.len(), 3, "a lone block lies on three members");
+    let set = |bad: bool| {
+        for (member, at, _) in &last {
+            let mut disk = rig.disks.0[*member].borrow_mut();
+            if bad {
+                disk.bad_pages.insert(at / 4096)
+            } else {
+                disk.bad_pages.remove(&(at / 4096))
+            };
+        }
+    };
+    set(true);
+    for _ in 0..2 {
+        let error = try_mount(&rig).expect_err("the last write may be there");
+        assert!(matches!(error, MountError::NotReadable { .. }), "{error}");
+    }
+    set(false);
+    rig.live(3, |live| async move {
+        assert_eq!(live.volume("v").stamps(0, 1).await.expect("whole"), [6]);
+    });
+    let mut rig = rig_after(6, None);
+    for (member, at, _) in shards(&rig).into_iter().filter(|(_, _, header)| header.number == 5) {
+        rig.disks.0[member].borrow_mut().bad_pages.insert(at / 4096);
+    }
+    rig.options.force.lost_writes = true;
+    rig.live(4, |live| async move {
+        assert_eq!(live.volume("v").stamps(0, 1).await.expect("the one before"), [5]);
+    });
+}
+
 /// Up to the parity's number of lost shards, or all of a stripe that nobody was told of, mount as ever.
 #[test]
 fn what_parity_covers_and_what_nobody_was_told_of_stops_nothing() {
