@@ -301,6 +301,12 @@ pub enum Reason {
         /// What it has.
         has: String,
     },
+    /// A pool can't become what is asked for.
+    #[error("the pool has {has}, as it was formatted: set it back")]
+    PoolKeeps {
+        /// What it has.
+        has: String,
+    },
     /// A list of hosts that means nothing.
     #[error("allow_any_host lets every host in: remove one of the two")]
     HostsAndAny,

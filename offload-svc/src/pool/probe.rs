@@ -122,7 +122,39 @@ pub async fn probe_one(env: &Rc<dyn Env>, slot: MemberIndex, input: &MemberInput
             Slot::Failed | Slot::NoAnswer => return Found::Unreadable,
         }
     }
-    if readable { judge(&area, size_bytes) } else { Found::Unreadable }
+    match judge(&area, size_bytes) {
+        _ if !readable => Found::Unreadable,
+        blank @ (Found::Blank | Found::Torn) => look_further(env, slot, size_bytes).await.unwrap_or(blank),
+        found => found,
+    }
+}
+
+/// What else may stand on a member without superblocks: other systems keep their marks further in, or at the end, and a
+/// pool whose superblocks were wiped its data. `None` if nothing is found.
+async fn look_further(env: &Rc<dyn Env>, slot: MemberIndex, size_bytes: u64) -> Option<Found> {
+    for at in places_of_others(size_bytes) {
+        match read_slot(env, slot, at).await {
+            Slot::Read(buf) => {
+                if let Some(offset) = buf.iter().position(|byte| *byte != 0) {
+                    return Some(Found::Foreign { offset: at + offset as u64 });
+                }
+            }
+            Slot::Failed | Slot::NoAnswer => return Some(Found::Unreadable),
+        }
+    }
+    None
+}
+
+/// The first MiB behind the superblocks, the last 128 KiB, and places spread evenly over all of it.
+fn places_of_others(size_bytes: u64) -> impl Iterator<Item = u64> {
+    const SPREAD: u64 = 256;
+    let slot = SLOT_BYTES as u64;
+    let end = size_bytes / slot * slot;
+    let first = SUPERBLOCK_AREA_BYTES..end.min(SUPERBLOCK_AREA_BYTES + (1 << 20));
+    let last = end.saturating_sub(128 << 10).max(SUPERBLOCK_AREA_BYTES)..end;
+    let step = (end / SPREAD / slot).max(1) * slot;
+    let spread = (SUPERBLOCK_AREA_BYTES..end).step_by(step as usize);
+    first.step_by(SLOT_BYTES).chain(last.step_by(SLOT_BYTES)).chain(spread)
 }
 
 /// One slot of a member, as far as it can be read.

@@ -119,6 +119,12 @@ impl Storage {
         let devices = Arc::new(Devices::new(pool, members, config.pool.clone()));
         let keeper = tokio::spawn(Arc::clone(&devices).keep()).abort_handle();
         let storage = Self { devices, keeper, formatted };
+        if let Err(error) = refuse_another_shape(config, storage.pool(), &checked.sources) {
+            if let Err(error) = close(&storage, CLOSE_LIMIT).await {
+                tracing::warn!(%error, "after the failed start");
+            }
+            return Err(error);
+        }
         for (index, volume) in config.volumes.iter().enumerate() {
             if let Err(error) = storage.ensure_volume(index, volume, &checked.sources).await {
                 if let Err(error) = close(&storage, CLOSE_LIMIT).await {
@@ -193,6 +199,25 @@ impl Storage {
         }
         Ok(())
     }
+}
+
+/// A pool keeps the shape that it was formatted with; a configuration that says otherwise would only mislead.
+fn refuse_another_shape(config: &Config, pool: &Pool, sources: &Sources) -> Result<(), StorageError> {
+    let status = pool.status();
+    let (k, m) = (status.data_shards, status.parity_shards);
+    let mut problems = Vec::new();
+    let mut compare = |key, same: bool, has: String| {
+        if !same {
+            problems.push(sources.problem(&["pool", key], Reason::PoolKeeps { has }));
+        }
+    };
+    compare("k", config.pool.k == k, k.to_string());
+    compare("m", config.pool.m == m, m.to_string());
+    let segment = ByteSize(status.segment_bytes.into());
+    compare("segment_size", config.pool.segment_size == segment, segment.to_string());
+    let members = usize::from(k) + usize::from(m);
+    compare("members", config.pool.members.len() == members, format!("{members} members"));
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(problems).into()) }
 }
 
 /// Cipher and block size are promises to whoever set them, and a volume keeps those that it was made with.

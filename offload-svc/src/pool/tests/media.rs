@@ -199,6 +199,33 @@ fn format_takes_blank_members_only_and_can_be_cut_short() {
     assert_eq!(Found::Blank, Found::Blank);
 }
 
+/// What stands behind the superblocks' place, at the end, or spread over a member is somebody's: it is not formatted, not
+/// even where every superblock of a pool was wiped.
+#[test]
+fn data_further_in_is_no_blank_member() {
+    let error_of = |rig: &Rig| {
+        let world = World::new(&rig.disks, 1);
+        let (inner, env) = (rig.clone(), world.env());
+        let error =
+            world.run(async move { format(&env, &inner.inputs, inner.layout).await.expect_err("data is there") });
+        error.expect("no crash").to_string()
+    };
+    let size = Rig::new(LAYOUT, 40, 1).inputs[3].size_bytes.expect("there");
+    // btrfs has its mark at 64 KiB; md and GPT have theirs near the end.
+    for at in [(64 << 10) + 4096 * 3, 1 << 20, size - 4096, size - (100 << 10)] {
+        let rig = Rig::new(LAYOUT, 40, 1);
+        rig.disks.0[3].borrow_mut().set_page(at, b"_BHRfS_M");
+        assert_eq!(error_of(&rig), format!("mem:3: not blank: data from byte {at} on. Nothing was written"));
+    }
+    let rig = volume_rig();
+    for disk in &rig.disks.0 {
+        for slot in 0..2 {
+            disk.borrow_mut().set_page(slot * SLOT_BYTES as u64, &[0; SLOT_BYTES]);
+        }
+    }
+    assert!(error_of(&rig).contains("not blank"));
+}
+
 /// No plaintext at rest: neither data nor a volume's key.
 #[test]
 fn no_plaintext_at_rest() {
