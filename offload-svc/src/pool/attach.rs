@@ -101,7 +101,8 @@ async fn replace(core: &Core, superblocks: &Superblocks, old: &str, new: NewMemb
     let asked = core.shared.rebuild.is_asked(place);
     match found {
         // One that was asked for before a restart, and is not there any more, gives way.
-        Found::Blank if asked => Err(MemberError::UnderWay { index }),
+        // What is found beside a request under way may be what that one has begun to write.
+        Found::Blank | Found::Torn | Found::Foreign { .. } if asked => Err(MemberError::UnderWay { index }),
         Found::Blank => {
             let mut bytes = [0; 16];
             core.env().random(&mut bytes);
