@@ -301,8 +301,8 @@ fn flipped(folder: &Path, network: &Network) -> Result<()> {
     bench.service.ensure_up()
 }
 
-/// Two members hang for a minute: I/O goes on within the member timeout, the control plane and keep-alives answer all the while, and
-/// the members may come back late without harm.
+/// Two members hang for a minute: I/O goes on within the member timeout, the control plane and keep-alives answer all the
+/// while, and the members may come back late without harm.
 fn hanging(folder: &Path, network: &Network) -> Result<()> {
     let mut bench = Bench::new(folder, network, 2)?;
     // A host that was there before, with a short keep-alive timeout, and stays.
