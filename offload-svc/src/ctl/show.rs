@@ -142,9 +142,14 @@ pub(super) fn pool(pool: &Pool) -> String {
             member.repaired.to_string(),
         ]);
     }
+    let remarks = pool.members.iter().flat_map(|member| {
+        let of = format!("member {} ({})", member.index, safe(&member.source));
+        member.remarks.iter().map(move |remark| format!("{of}: {}\n", safe(remark)))
+    });
+    let remarks: String = remarks.collect();
     let rebuild = pool.rebuild.as_ref().map(rebuild).unwrap_or_default();
     format!(
-        "{head}{}{members}\n{rebuild}{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",
+        "{head}{}{members}\n{remarks}{rebuild}{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",
         unopened.collect::<String>(),
         space(&pool.space),
         ratio(pool.stored_bytes_per_user_byte),

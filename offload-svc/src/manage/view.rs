@@ -240,6 +240,9 @@ pub struct Member {
     /// Reads that the other members served since this one took too long.
     #[serde(default)]
     pub slow_reads: u64,
+    /// What is out of the ordinary about it.
+    #[serde(default)]
+    pub remarks: Vec<String>,
 }
 
 /// Where the space goes, in bytes: `raw = usable + parity + metadata + reserve`, `usable = used + free`.

@@ -235,6 +235,7 @@ impl Pool {
                 bad_shards: member.bad_shards.load(Ordering::Relaxed),
                 repaired_shards: member.repaired_shards.load(Ordering::Relaxed),
                 slow_reads: member.slow_reads.load(Ordering::Relaxed),
+                remarks: member.remarks(),
             }
         });
         status.collect()

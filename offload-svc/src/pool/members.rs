@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use super::env::{Env, MemberIndex};
 use super::options::Layout;
-use super::status::MemberState;
+use super::status::{MemberState, Remark};
 
 /// Who stands at a place.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -58,6 +58,7 @@ pub struct Member {
     pub timeouts: AtomicU64,
     pub bad_shards: AtomicU64,
     pub repaired_shards: AtomicU64,
+    remarks: Mutex<Vec<Remark>>,
     /// Reads that the others served since it took too long.
     pub slow_reads: AtomicU64,
     /// Woken when the member leaves the set, so that nothing waits for it any longer.
@@ -100,6 +101,15 @@ impl Member {
     pub fn hold(&self) -> Hold {
         self.held.fetch_add(1, Ordering::SeqCst);
         Hold(Arc::clone(&self.held))
+    }
+
+    /// What is out of the ordinary about it.
+    pub fn remarks(&self) -> Vec<Remark> {
+        self.remarks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn remark(&self, remark: Remark) {
+        self.remarks.lock().unwrap_or_else(PoisonError::into_inner).push(remark);
     }
 
     /// Its state, and the epoch in which it was last in the set.
@@ -263,6 +273,7 @@ impl MemberSet {
         entry.identify(candidate.identity());
         entry.incarnation.store(candidate.incarnation().0, Ordering::SeqCst);
         entry.set_state(MemberState::Active, 0);
+        entry.remarks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Whether an entry stands for this stay of a member.

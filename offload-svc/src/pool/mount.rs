@@ -24,10 +24,10 @@ use super::scan::{FoundRecord, SeenStreams, find_records, look_for_stripes};
 use super::segments::{SegmentUse, Segments, State};
 use super::shared::{Books, Volume};
 use super::space::Admission;
-use super::status::{MemberState, MountReport};
+use super::status::{MemberState, MountReport, Remark};
 use super::stripe::ShardHeader;
 use super::stripe_io::StripeIo;
-use super::superblock::Superblock;
+use super::superblock::{Lag, Superblock};
 use super::superblocks::{SUPERBLOCKS_UNDER_WAY, Superblocks};
 use crate::stages::engines;
 use crate::stages::keys::{KeyEncryptionKey, Keyring, UnwrapError};
@@ -135,6 +135,7 @@ pub async fn mount(
         clean: chosen.state.clean,
         members_missing: chosen.missing.clone(),
         members_stale: chosen.stale.clone(),
+        members_rolled_back: chosen.rolled_back.iter().map(|(place, _)| *place).collect(),
         ..MountReport::default()
     };
     let mut loaded = load(&stripes, &chosen.state).await?;
@@ -166,10 +167,17 @@ pub async fn mount(
         .iter()
         .enumerate()
         .filter(|(_, present)| present.as_ref().is_some_and(|(_, own)| own.state_id() != chosen.state.state_id()));
-    superblocks.catch_up(behind.fold(0, |behind, (index, _)| behind | 1 << index)).await;
+    superblocks.catch_up(behind.fold(0, |behind, (index, _)| behind | 1 << index)).await?;
     let extents = extents.load(Ordering::Relaxed);
-    let new =
-        NewCheckpoint { stripes: &stripes, segments: &segments, loaded: &loaded, options: &options, mounts, floor };
+    let new = NewCheckpoint {
+        stripes: &stripes,
+        segments: &segments,
+        loaded: &loaded,
+        options: &options,
+        mounts,
+        floor,
+        distrusted: &chosen.rolled_back,
+    };
     let root = new.write(&superblocks, extents).await?;
     // Only now, as a mount that fails changes nothing: what was never finished must not look like something lost later.
     for header in &discarded {
@@ -246,13 +254,20 @@ fn member_set(inputs: &[MemberInput], chosen: &Chosen, options: &MountOptions) -
         let name = |MemberIndex(slot): MemberIndex| inputs.get(usize::from(slot)).map(|input| input.name.clone());
         let size_bytes = present.as_ref().map_or(least, |(_, block)| block.member_bytes);
         let member = Member::new(Identity { uuid: entry.uuid, slot, name: slot.and_then(name), size_bytes });
-        let there = match (slot, entry.active) {
+        let there = match (slot, chosen.mask & (1 << index) != 0) {
             (None, _) => MemberState::Missing,
             (Some(_), true) => MemberState::Active,
             (Some(_), false) => MemberState::Stale,
         };
-        debug_assert_eq!(there == MemberState::Active, chosen.mask & (1 << index) != 0);
         member.set_state(there, entry.epoch);
+        if let Some((_, lag)) = chosen.rolled_back.iter().find(|(place, _)| usize::from(*place) == index) {
+            let remark = match *lag {
+                Lag::Behind(publications) => Remark::RolledBack { publications },
+                Lag::OtherHistory => Remark::OtherHistory,
+            };
+            tracing::error!(place = index, member = member.identity().name, "{remark}; it is filled anew");
+            member.remark(remark);
+        }
         member
     });
     let set = MemberSet::new(state.pool, state.layout, state.segments, options.member_timeout, members.collect());
@@ -567,6 +582,8 @@ struct NewCheckpoint<'a> {
     options: &'a MountOptions,
     mounts: u64,
     floor: u64,
+    /// Members of the set that are older copies.
+    distrusted: &'a [(u8, Lag)],
 }
 
 /// Extents in one section.
@@ -614,6 +631,10 @@ impl NewCheckpoint<'_> {
             .publish(|block| {
                 block.lower(self.floor);
                 block.checkpoint = Some(pointer);
+                if !self.distrusted.is_empty() {
+                    block.epoch += 1;
+                }
+                self.distrusted.iter().for_each(|(place, _)| block.distrust((*place).into()));
                 (block.clean, block.formatting) = (false, false);
                 block.mounts = self.mounts;
                 block.mount_id = u128::from_le_bytes(id);

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::env::{Env, MemberIndex};
 use super::options::{Force, Layout, MEMBERS_MAX, MemberInput, OptionError, SUPERBLOCK_AREA_BYTES};
-use super::superblock::{MemberEntry, SLOT_BYTES, ScrubRecord, Superblock, SuperblockError};
+use super::superblock::{Lag, MemberEntry, SLOT_BYTES, ScrubRecord, Superblock, SuperblockError};
 
 /// What stands at the start of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -325,6 +325,28 @@ pub enum ChooseError {
         "the missing members {missing:?} could be in use elsewhere as a newer pool; if they are not, start once with --force rival"
     )]
     Rival { missing: Vec<u8> },
+    #[error(
+        "too many members are older copies of themselves: {}; what was written since is on too few others. Nothing was \
+         changed: put the newer copies back, or start without the members that are newer ({}) to go back to the older state",
+        Older(older), newer.join(", ")
+    )]
+    RolledBack { older: Vec<(String, Lag)>, newer: Vec<String> },
+}
+
+/// Members and how they lag, in words.
+struct Older<'a>(&'a [(String, Lag)]);
+
+impl std::fmt::Display for Older<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, (name, lag)) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            match lag {
+                Lag::Behind(publications) => write!(f, "{comma}{name} (superblock {publications} publications behind)")?,
+                Lag::OtherHistory => write!(f, "{comma}{name} (of another history)")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The chosen state, and which members are there.
@@ -337,9 +359,11 @@ pub struct Chosen {
     pub replacements: Vec<Option<(MemberIndex, Superblock)>>,
     /// Members of the set that are there.
     pub mask: u32,
-    /// Members that are there but not in the set.
+    /// Members that are there but not in the set, or not to be relied on.
     pub stale: Vec<u8>,
     pub missing: Vec<u8>,
+    /// Of the stale ones, those that the set counts and that have missed more than a crash explains.
+    pub rolled_back: Vec<(u8, Lag)>,
 }
 
 /// Chooses the newest state that the members tell of.
@@ -374,10 +398,15 @@ pub fn choose(inputs: &[MemberInput], found: &[Found], force: Force) -> Result<C
     if blocks.iter().all(|(_, block)| block.formatting) {
         return Err(ChooseError::Unfinished);
     }
-    place(&blocks, state, force)
+    place(&blocks, state, force, name)
 }
 
-fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: Force) -> Result<Chosen, ChooseError> {
+fn place(
+    blocks: &[(MemberIndex, &Superblock)],
+    state: Superblock,
+    force: Force,
+    name: impl Fn(MemberIndex) -> String,
+) -> Result<Chosen, ChooseError> {
     let mut present: Vec<Option<(MemberIndex, Superblock)>> = state.members.iter().map(|_| None).collect();
     for (slot, block) in blocks {
         if let Some(at) = state.members.iter().position(|member| member.uuid == block.member) {
@@ -391,9 +420,20 @@ fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: Force)
     });
     let replacements = replacements.collect();
     let (mut mask, mut stale, mut missing, mut absent) = (0u32, Vec::new(), Vec::new(), 0);
+    let (mut rolled_back, mut older, mut newer) = (Vec::new(), Vec::new(), Vec::new());
     for (index, member) in state.members.iter().enumerate() {
         match (&present[index], member.active) {
-            (Some(_), true) => mask |= 1 << index,
+            (Some((slot, own)), true) => match own.lag(&state) {
+                None => {
+                    mask |= 1 << index;
+                    newer.push(name(*slot));
+                }
+                Some(lag) => {
+                    stale.push(index as u8);
+                    rolled_back.push((index as u8, lag));
+                    older.push((name(*slot), lag));
+                }
+            },
             (Some(_), false) => stale.push(index as u8),
             (None, active) => {
                 missing.push(index as u8);
@@ -403,6 +443,9 @@ fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: Force)
     }
     let needed = usize::from(state.layout.data_shards);
     let there = mask.count_ones() as usize;
+    if there < needed && there + older.len() >= needed {
+        return Err(ChooseError::RolledBack { older, newer });
+    }
     if there < needed {
         return Err(ChooseError::TooFew { present: there, needed, missing });
     }
@@ -410,5 +453,5 @@ fn place(blocks: &[(MemberIndex, &Superblock)], state: Superblock, force: Force)
     if absent >= needed && !force.rival {
         return Err(ChooseError::Rival { missing });
     }
-    Ok(Chosen { state, present, replacements, mask, stale, missing })
+    Ok(Chosen { state, present, replacements, mask, stale, missing, rolled_back })
 }

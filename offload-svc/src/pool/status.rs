@@ -116,6 +116,32 @@ pub struct MemberStatus {
     pub repaired_shards: u64,
     /// Reads that the other members served since this one took too long.
     pub slow_reads: u64,
+    /// What is out of the ordinary about it.
+    pub remarks: Vec<Remark>,
+}
+
+/// What is out of the ordinary about a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Remark {
+    /// An older copy of it was there at the mount: it is read through and brought up to date.
+    RolledBack {
+        /// How many publications of the superblock it lacked.
+        publications: u64,
+    },
+    /// It told of another history than the rest at the mount: it is brought up to date.
+    OtherHistory,
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RolledBack { publications } => {
+                write!(f, "rolled back: superblock {publications} publications behind when the pool was mounted")
+            }
+            Self::OtherHistory => f.write_str("a copy with a history of its own when the pool was mounted"),
+        }
+    }
 }
 
 /// Whether a member's data counts.
@@ -268,6 +294,8 @@ pub struct MountReport {
     pub members_missing: Vec<u8>,
     /// Members that were there with an older epoch.
     pub members_stale: Vec<u8>,
+    /// Of these, older copies of members that the set counted.
+    pub members_rolled_back: Vec<u8>,
     /// Volumes found.
     pub volumes: u64,
     /// How long it took.
@@ -280,7 +308,7 @@ impl fmt::Display for MountReport {
         write!(
             f,
             "pool mounted ({how}): {} volumes; {} segments scanned, {} stripes replayed ({} records), {} healed, \
-             {} unfinished discarded; members missing {:?}, stale {:?}; {} ms",
+             {} unfinished discarded; members missing {:?}, stale {:?}, of these rolled back {:?}; {} ms",
             self.volumes,
             self.segments_scanned,
             self.stripes_replayed,
@@ -289,6 +317,7 @@ impl fmt::Display for MountReport {
             self.stripes_discarded,
             self.members_missing,
             self.members_stale,
+            self.members_rolled_back,
             self.duration_ms,
         )
     }

@@ -142,7 +142,33 @@ pub enum SuperblockError {
     Field { field: &'static str, value: u64 },
 }
 
+/// How a member of the set lags behind the newest state by more than a crash explains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lag {
+    /// It has missed so many publications: an older copy of it was put back.
+    Behind(u64),
+    /// It tells of another history than the rest.
+    OtherHistory,
+}
+
 impl Superblock {
+    /// Whether this is an older copy of a member that `newest` counts as one of the set. Superblocks go to all members of the
+    /// set before the next ones do, so a crash leaves some of them one publication behind, and no more.
+    pub fn lag(&self, newest: &Self) -> Option<Lag> {
+        let Some(behind) = newest.generation.checked_sub(self.generation) else { return Some(Lag::OtherHistory) };
+        // Every mount publishes once at least.
+        let same = match newest.mounts.checked_sub(self.mounts) {
+            None => false,
+            Some(0) => self.mount_id == newest.mount_id,
+            Some(mounts) => mounts <= behind,
+        };
+        match (same, behind) {
+            (false, 0) => Some(Lag::OtherHistory),
+            (true, 0 | 1) => None,
+            (_, behind) => Some(Lag::Behind(behind)),
+        }
+    }
+
     /// Where the slot of `generation` begins on a member.
     pub fn slot_offset(generation: u64) -> u64 {
         (generation % 2) * SLOT_BYTES as u64
@@ -151,6 +177,13 @@ impl Superblock {
     /// Where a segment begins on every member.
     pub fn segment_offset(&self, segment: u32) -> u64 {
         SUPERBLOCK_AREA_BYTES + u64::from(segment) * u64::from(self.layout.segment_bytes)
+    }
+
+    /// Puts a member out of the set of which nothing can be relied on.
+    pub fn distrust(&mut self, place: usize) {
+        if let Some(member) = self.members.get_mut(place) {
+            (member.active, member.whole_below) = (false, 0);
+        }
     }
 
     /// What tells one state of the set from another: members that agree on it carry the same history.

@@ -58,14 +58,17 @@ impl Superblocks {
     }
 
     /// Writes the current superblock on members of the set that don't have it yet, as a crash may have cut its
-    /// publication short. It goes to the slot that isn't their newest. Members that fail are found out by the next
-    /// publication.
-    pub async fn catch_up(&self, behind: u32) {
+    /// publication short. It goes to the slot that isn't their newest. Members that fail leave the set at once: if they
+    /// missed the next publication too, a later mount would take them for older copies.
+    pub async fn catch_up(&self, behind: u32) -> Result<(), TooFewMembers> {
         let current = self.current.lock().await;
         let behind = behind & self.set().mask();
-        if behind != 0 {
-            self.write_all(&current, behind).await;
+        if behind == 0 {
+            return Ok(());
         }
+        let failed = self.write_all(&current, behind).await;
+        drop(current);
+        if failed == 0 { Ok(()) } else { self.io.exclude(failed).await }
     }
 
     fn set(&self) -> &Arc<MemberSet> {
@@ -188,6 +191,11 @@ impl Superblocks {
             return Ok(false);
         }
         let set = self.set();
+        // If this is cut short before its own superblock is written, it is one publication behind, as a crash explains.
+        let offset = Superblock::slot_offset(current.generation);
+        if self.write_one(&current, set.candidate(place), offset).await.is_err() {
+            return Ok(false);
+        }
         let before = Before {
             place,
             member: current.members[place],

@@ -105,6 +105,7 @@ fn member(member: &MemberStatus) -> view::Member {
         checksum_errors: member.bad_shards,
         repaired: member.repaired_shards,
         slow_reads: member.slow_reads,
+        remarks: member.remarks.iter().map(ToString::to_string).collect(),
     }
 }
 

@@ -11,6 +11,7 @@ mod model;
 mod rebuild;
 mod replay;
 mod requests;
+mod rolled_back;
 mod scrub;
 mod sim;
 mod slow;
