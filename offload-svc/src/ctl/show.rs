@@ -146,7 +146,10 @@ pub(super) fn pool(pool: &Pool) -> String {
         let of = format!("member {} ({})", member.index, safe(&member.source));
         member.remarks.iter().map(move |remark| format!("{of}: {}\n", safe(remark)))
     });
-    let remarks: String = remarks.collect();
+    let mut remarks: String = remarks.collect();
+    if pool.members.iter().any(|member| !member.remarks.is_empty()) {
+        remarks += "an older copy of all members together can't be told from the newest\n";
+    }
     let rebuild = pool.rebuild.as_ref().map(rebuild).unwrap_or_default();
     format!(
         "{head}{}{members}\n{remarks}{rebuild}{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",

@@ -152,7 +152,8 @@ fn comer(place: usize, uuid: Uuid, new: NewMember, replacing: bool, blank: bool)
 }
 
 async fn look(core: &Core, new: &NewMember) -> Found {
-    let input = MemberInput { name: new.name.clone(), size_bytes: Some(new.size_bytes) };
+    let input =
+        MemberInput { name: new.name.clone(), size_bytes: Some(new.size_bytes), can_grow: false, unopened: None };
     probe_one(core.env(), new.slot, &input).await
 }
 

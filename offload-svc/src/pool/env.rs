@@ -37,6 +37,9 @@ pub trait Env {
     fn write(&self, member: MemberIndex, offset: u64, buf: IoBuf) -> LocalBoxFuture<'static, IoResult>;
     /// Makes every completed write durable (fdatasync).
     fn sync(&self, member: MemberIndex) -> LocalBoxFuture<'static, io::Result<()>>;
+    /// Makes a member that is a regular file as long as this, if it is shorter; what is added reads as zeroes. May wait for
+    /// the file system: asked for before anything is served only.
+    fn grow(&self, member: MemberIndex, size_bytes: u64) -> io::Result<()>;
     /// The clock that `sleep_until` goes by.
     fn now(&self) -> Instant;
     /// Seconds since 1970.

@@ -108,8 +108,14 @@ impl Member {
         self.remarks.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn remark(&self, remark: Remark) {
-        self.remarks.lock().unwrap_or_else(PoisonError::into_inner).push(remark);
+    /// Says so once; whether it was new.
+    pub fn remark(&self, remark: Remark) -> bool {
+        let mut remarks = self.remarks.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = !remarks.contains(&remark);
+        if new {
+            remarks.push(remark);
+        }
+        new
     }
 
     /// Its state, and the epoch in which it was last in the set.
@@ -440,6 +446,9 @@ impl MemberIo {
             Ok(()) => Ok(buf),
             Err(error) => {
                 self.set.entry(place).read_errors.fetch_add(1, Ordering::Relaxed);
+                if error.kind() == io::ErrorKind::UnexpectedEof && self.set.entry(place).remark(Remark::CutInUse) {
+                    tracing::error!(place, offset, "the member ends here: it has been cut while in use");
+                }
                 tracing::debug!(place, offset, %error, "read failed");
                 Err(Failure::Error)
             }

@@ -74,6 +74,6 @@ pub use options::{Force, Layout, MemberInput, MemoryNeeds, MountOptions, memory_
 pub use probe::{FormatError, Found, FoundText, Inspection, format, inspect};
 pub use reactor::{PoolReactor, ReactorSeed};
 pub use status::{
-    Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, Remark, ScrubFinding,
-    ScrubStatus, Space, VolumeStatus,
+    Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, Remark,
+    ScrubFinding, ScrubStatus, Space, VolumeStatus,
 };

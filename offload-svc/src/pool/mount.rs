@@ -18,7 +18,7 @@ use super::env::{Env, MemberIndex};
 use super::map::{Extent, ExtentMap, Ledger};
 use super::members::{Excluder, Identity, Member, MemberIo, MemberSet, TooFewMembers};
 use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
-use super::probe::{ChooseError, Chosen, Found, choose, probe};
+use super::probe::{ChooseError, Chosen, Cut, Refused, choose, probe};
 use super::rebuild::Comer;
 use super::scan::{FoundRecord, SeenStreams, find_records, look_for_stripes};
 use super::segments::{SegmentUse, Segments, State};
@@ -39,8 +39,8 @@ use crate::stages::rs::CodeError;
 pub enum MountError {
     #[error(transparent)]
     Option(#[from] OptionError),
-    #[error(transparent)]
-    Members(#[from] ChooseError),
+    #[error("{source}{refused}")]
+    Members { source: ChooseError, refused: Refused },
     #[error(transparent)]
     Code(#[from] CodeError),
     #[error("checkpoint can't be read: {0}")]
@@ -127,12 +127,17 @@ pub async fn mount(
     let started = env.now();
     options.check()?;
     let found = probe(&env, inputs).await;
-    let chosen = choose(inputs, &found, options.force)?;
-    name_refused(inputs, &found, chosen.state.layout.members());
+    let chosen = choose(inputs, &found, options.force).map_err(|source| {
+        let refused = Refused::of(inputs, &found, inputs.len());
+        MountError::Members { source, refused }
+    })?;
+    Refused::of(inputs, &found, chosen.state.layout.members()).log();
     let set = Arc::new(member_set(inputs, &chosen, &options));
     let stripes = stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?;
+    restore_sizes(&*env, &set, &chosen.cut);
     let mut report = MountReport {
         clean: chosen.state.clean,
+        members_cut: chosen.cut.iter().map(|cut| cut.place).collect(),
         members_missing: chosen.missing.clone(),
         members_stale: chosen.stale.clone(),
         members_rolled_back: chosen.rolled_back.iter().map(|(place, _)| *place).collect(),
@@ -176,7 +181,7 @@ pub async fn mount(
         options: &options,
         mounts,
         floor,
-        distrusted: &chosen.rolled_back,
+        distrusted: &distrusted(&chosen),
     };
     let root = new.write(&superblocks, extents).await?;
     // Only now, as a mount that fails changes nothing: what was never finished must not look like something lost later.
@@ -226,24 +231,26 @@ fn check_lost(lost: &[(u32, u64)], force: Force, report: &mut MountReport) -> Re
     Ok(())
 }
 
-/// Says which members were refused, and why, in the log. What comes after the first `members` are spares: they may be blank.
-fn name_refused(inputs: &[MemberInput], found: &[Found], members: usize) {
-    for (index, (input, found)) in inputs.iter().zip(found).enumerate() {
-        match found {
-            Found::Truncated { superblock, size_bytes } => tracing::error!(
-                member = input.name,
-                "refused: {size_bytes} bytes, but it was formatted with {}; nothing is written to it",
-                superblock.member_bytes
-            ),
-            Found::Unusable(error) => tracing::error!(member = input.name, %error, "refused"),
-            Found::Blank if index >= members => {}
-            Found::Blank | Found::Torn | Found::Foreign { .. } => {
-                tracing::error!(member = input.name, "not a member of the pool")
-            }
-            Found::Unreadable => tracing::error!(member = input.name, "can't be read"),
-            Found::Member(_) => {}
+/// Members whose files were cut are made as long again: what is gone reads as zeroes, is found to be lost, and repaired.
+fn restore_sizes(env: &dyn Env, set: &MemberSet, cut: &[Cut]) {
+    for cut in cut {
+        let remark = Remark::Cut { from_bytes: cut.was_bytes, to_bytes: cut.size_bytes };
+        let member = set.entry(cut.place.into());
+        tracing::error!(place = cut.place, member = member.identity().name, "{remark}; its size is restored");
+        member.remark(remark);
+        if let Err(error) = env.grow(cut.slot, cut.was_bytes) {
+            tracing::error!(place = cut.place, member = member.identity().name, %error, "its size can't be restored");
         }
     }
+}
+
+/// Members that have to be read through: older copies, and those that were cut while they were not in the set.
+fn distrusted(chosen: &Chosen) -> Vec<u8> {
+    let cut = chosen.cut.iter().map(|cut| cut.place).filter(|place| chosen.stale.contains(place));
+    let mut places: Vec<u8> = chosen.rolled_back.iter().map(|(place, _)| *place).chain(cut).collect();
+    places.sort_unstable();
+    places.dedup();
+    places
 }
 
 fn member_set(inputs: &[MemberInput], chosen: &Chosen, options: &MountOptions) -> MemberSet {
@@ -582,8 +589,8 @@ struct NewCheckpoint<'a> {
     options: &'a MountOptions,
     mounts: u64,
     floor: u64,
-    /// Members of the set that are older copies.
-    distrusted: &'a [(u8, Lag)],
+    /// Members that are there and of which nothing can be relied on.
+    distrusted: &'a [u8],
 }
 
 /// Extents in one section.
@@ -634,7 +641,7 @@ impl NewCheckpoint<'_> {
                 if !self.distrusted.is_empty() {
                     block.epoch += 1;
                 }
-                self.distrusted.iter().for_each(|(place, _)| block.distrust((*place).into()));
+                self.distrusted.iter().for_each(|place| block.distrust((*place).into()));
                 (block.clean, block.formatting) = (false, false);
                 block.mounts = self.mounts;
                 block.mount_id = u128::from_le_bytes(id);

@@ -25,6 +25,10 @@ pub struct MemberInput {
     pub name: String,
     /// Its size in bytes; `None` if it could not be opened. Its [`super::MemberIndex`] stays reserved then.
     pub size_bytes: Option<u64>,
+    /// It is a regular file: one that is shorter than its superblock says was cut, and can be made as long again.
+    pub can_grow: bool,
+    /// Why it could not be opened, in words.
+    pub unopened: Option<String>,
 }
 
 /// The shape of a pool, fixed when it is formatted.

@@ -341,11 +341,62 @@ impl std::fmt::Display for Older<'_> {
         for (index, (name, lag)) in self.0.iter().enumerate() {
             let comma = if index > 0 { ", " } else { "" };
             match lag {
-                Lag::Behind(publications) => write!(f, "{comma}{name} (superblock {publications} publications behind)")?,
+                Lag::Behind(publications) => {
+                    write!(f, "{comma}{name} (superblock {publications} publications behind)")?
+                }
                 Lag::OtherHistory => write!(f, "{comma}{name} (of another history)")?,
             }
         }
         Ok(())
+    }
+}
+
+/// Members that can't be used, each with the reason: added to what a mount fails with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused(Vec<(String, Why)>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Why {
+    Unopened(String),
+    Found(Found),
+}
+
+impl Refused {
+    /// What comes after the first `members` are spares: they may be blank.
+    pub fn of(inputs: &[MemberInput], found: &[Found], members: usize) -> Self {
+        let refused = inputs.iter().zip(found).enumerate().filter_map(|(index, (input, found))| {
+            let why = match (found, &input.unopened) {
+                (Found::Member(_), _) => return None,
+                (Found::Truncated { .. }, _) if input.can_grow => return None,
+                (Found::Blank, _) if index >= members => return None,
+                (Found::Unreadable, Some(error)) => Why::Unopened(error.clone()),
+                (found, _) => Why::Found(found.clone()),
+            };
+            Some((input.name.clone(), why))
+        });
+        Self(refused.collect())
+    }
+
+    /// Says so in the log.
+    pub fn log(&self) {
+        for (member, why) in &self.0 {
+            tracing::error!(member, "refused: {why}; nothing is written to it");
+        }
+    }
+}
+
+impl std::fmt::Display for Why {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unopened(error) => f.write_str(error),
+            Self::Found(found) => FoundText(found.clone()).fmt(f),
+        }
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|(member, why)| write!(f, "; {member}: {why}"))
     }
 }
 
@@ -364,6 +415,17 @@ pub struct Chosen {
     pub missing: Vec<u8>,
     /// Of the stale ones, those that the set counts and that have missed more than a crash explains.
     pub rolled_back: Vec<(u8, Lag)>,
+    /// Members that are shorter than they were.
+    pub cut: Vec<Cut>,
+}
+
+/// A member whose file was cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    pub place: u8,
+    pub slot: MemberIndex,
+    pub size_bytes: u64,
+    pub was_bytes: u64,
 }
 
 /// Chooses the newest state that the members tell of.
@@ -373,6 +435,9 @@ pub fn choose(inputs: &[MemberInput], found: &[Found], force: Force) -> Result<C
         .enumerate()
         .filter_map(|(slot, found)| match found {
             Found::Member(block) => Some((MemberIndex(slot as u8), &**block)),
+            Found::Truncated { superblock, .. } if inputs[slot].can_grow => {
+                Some((MemberIndex(slot as u8), &**superblock))
+            }
             _ => None,
         })
         .collect();
@@ -398,7 +463,29 @@ pub fn choose(inputs: &[MemberInput], found: &[Found], force: Force) -> Result<C
     if blocks.iter().all(|(_, block)| block.formatting) {
         return Err(ChooseError::Unfinished);
     }
-    place(&blocks, state, force, name)
+    let mut chosen = place(&blocks, state, force, name)?;
+    chosen.note_cut(found);
+    Ok(chosen)
+}
+
+impl Chosen {
+    /// Those of the set that were cut keep what they have. One that is not in the set lacks what it was relied on to have, and
+    /// one that was being filled is not gone on with.
+    fn note_cut(&mut self, found: &[Found]) {
+        let cut_to = |slot: MemberIndex| match found.get(usize::from(slot.0)) {
+            Some(Found::Truncated { size_bytes, .. }) => Some(*size_bytes),
+            _ => None,
+        };
+        for (place, present) in self.present.iter().enumerate() {
+            let Some((slot, block)) = present else { continue };
+            if let Some(size_bytes) = cut_to(*slot) {
+                self.cut.push(Cut { place: place as u8, slot: *slot, size_bytes, was_bytes: block.member_bytes });
+            }
+        }
+        for present in &mut self.replacements {
+            present.take_if(|(slot, _)| cut_to(*slot).is_some());
+        }
+    }
 }
 
 fn place(
@@ -453,5 +540,5 @@ fn place(
     if absent >= needed && !force.rival {
         return Err(ChooseError::Rival { missing });
     }
-    Ok(Chosen { state, present, replacements, mask, stale, missing, rolled_back })
+    Ok(Chosen { state, present, replacements, mask, stale, missing, rolled_back, cut: Vec::new() })
 }

@@ -157,7 +157,7 @@ impl PoolReactor {
         env.spawn(Box::pin(Stream::run(Rc::clone(&core))));
         if let Some(seed) = coordinator {
             let io = MemberIo::new(Rc::clone(&env), Arc::clone(&shared.set), excluder, SUPERBLOCKS_UNDER_WAY);
-            let (floor, scrub) = (Arc::clone(&shared), seed.state.scrub);
+            let (floor, mut scrub) = (Arc::clone(&shared), seed.state.scrub);
             let superblocks = Rc::new(Superblocks::new(io, seed.state, Box::new(move || floor.segments.floor())));
             let coordinator = Rc::new(Coordinator {
                 core: Rc::clone(&core),
@@ -176,6 +176,11 @@ impl PoolReactor {
             env.spawn(Box::pin(coordinator::keep_time(Rc::clone(&core))));
             env.spawn(Box::pin(clean::run(Rc::clone(&core))));
             rotate::go_on(&core);
+            if !core.shared.report.members_cut.is_empty() {
+                // What they have lost counts as damage until it has been found, by a pass from the beginning.
+                scrub.running = false;
+                core.shared.scrub.ask(true);
+            }
             let keeper = Keeper::new(Rc::clone(&core), Rc::clone(&superblocks), seed.returning);
             env.spawn(Box::pin(keeper.run()));
             env.spawn(Box::pin(Scrub::new(Rc::clone(&core), Rc::clone(&superblocks), scrub).run()));

@@ -131,6 +131,15 @@ pub enum Remark {
     },
     /// It told of another history than the rest at the mount: it is brought up to date.
     OtherHistory,
+    /// Its file was shorter than its superblock says when the pool was mounted: what is lost is found and repaired.
+    Cut {
+        /// What it had.
+        from_bytes: u64,
+        /// What was left.
+        to_bytes: u64,
+    },
+    /// Reads have met the end of its file since the mount: it was cut while in use.
+    CutInUse,
 }
 
 impl fmt::Display for Remark {
@@ -138,6 +147,12 @@ impl fmt::Display for Remark {
         match self {
             Self::RolledBack { publications } => {
                 write!(f, "rolled back: superblock {publications} publications behind when the pool was mounted")
+            }
+            Self::Cut { from_bytes, to_bytes } => {
+                write!(f, "its file was cut from {from_bytes} to {to_bytes} bytes before the pool was mounted")
+            }
+            Self::CutInUse => {
+                f.write_str("its file has been cut while in use: what is lost is repaired as it is found")
             }
             Self::OtherHistory => f.write_str("a copy with a history of its own when the pool was mounted"),
         }
@@ -296,6 +311,8 @@ pub struct MountReport {
     pub members_stale: Vec<u8>,
     /// Of these, older copies of members that the set counted.
     pub members_rolled_back: Vec<u8>,
+    /// Members whose files had been cut.
+    pub members_cut: Vec<u8>,
     /// Volumes found.
     pub volumes: u64,
     /// How long it took.
@@ -308,7 +325,7 @@ impl fmt::Display for MountReport {
         write!(
             f,
             "pool mounted ({how}): {} volumes; {} segments scanned, {} stripes replayed ({} records), {} healed, \
-             {} unfinished discarded; members missing {:?}, stale {:?}, of these rolled back {:?}; {} ms",
+             {} unfinished discarded; members missing {:?}, stale {:?}, of these rolled back {:?}, cut {:?}; {} ms",
             self.volumes,
             self.segments_scanned,
             self.stripes_replayed,
@@ -318,6 +335,7 @@ impl fmt::Display for MountReport {
             self.members_missing,
             self.members_stale,
             self.members_rolled_back,
+            self.members_cut,
             self.duration_ms,
         )
     }

@@ -54,6 +54,10 @@ impl Env for ReactorEnv {
         }
     }
 
+    fn grow(&self, member: MemberIndex, size_bytes: u64) -> io::Result<()> {
+        self.members.file(member.0.into()).ok_or_else(missing)?.grow(size_bytes)
+    }
+
     fn now(&self) -> Instant {
         Instant::now()
     }

@@ -242,6 +242,8 @@ fn inputs(members: &Members) -> Vec<MemberInput> {
     let input = |member: Arc<Member>| MemberInput {
         name: member.name.clone(),
         size_bytes: member.file.as_ref().ok().map(|file| file.size_bytes()),
+        can_grow: member.file.as_ref().is_ok_and(|file| file.is_regular()),
+        unopened: member.file.as_ref().err().map(ToString::to_string),
     };
     members.iter().map(input).collect()
 }

@@ -41,7 +41,11 @@ pub fn kek() -> Arc<KeyEncryptionKey> {
 
 pub fn inputs(layout: &Layout, segments: u64) -> Vec<MemberInput> {
     let size = 64 * 1024 + segments * u64::from(layout.segment_bytes);
-    (0..layout.members()).map(|i| MemberInput { name: format!("mem:{i}"), size_bytes: Some(size) }).collect()
+    (0..layout.members()).map(|i| input(i, size)).collect()
+}
+
+pub fn input(slot: usize, size_bytes: u64) -> MemberInput {
+    MemberInput { name: format!("mem:{slot}"), size_bytes: Some(size_bytes), can_grow: false, unopened: None }
 }
 
 pub fn spec(name: &str, size_bytes: u64, block_bytes: u32) -> VolumeSpec {

@@ -122,15 +122,18 @@ fn h61_the_superblock_decides_about_sizes_and_places() {
 fn members_that_do_not_belong_are_refused() {
     let (rig, other) = (volume_rig(), volume_rig_of(2));
     *rig.disks.0[5].borrow_mut() = rig.disks.0[4].borrow().copy();
-    assert!(matches!(mount_error(&rig), MountError::Members(ChooseError::SameMember { .. })));
+    assert!(matches!(mount_error(&rig), MountError::Members { source: ChooseError::SameMember { .. }, .. }));
     *rig.disks.0[5].borrow_mut() = other.disks.0[5].borrow().copy();
-    assert!(matches!(mount_error(&rig), MountError::Members(ChooseError::OtherPool { .. })));
+    assert!(matches!(mount_error(&rig), MountError::Members { source: ChooseError::OtherPool { .. }, .. }));
     let mut rig = volume_rig();
     for index in [0, 1, 2] {
         rig.inputs[index].size_bytes = None;
     }
     let error = mount_error(&rig);
-    assert!(matches!(error, MountError::Members(ChooseError::TooFew { present: 3, needed: 4, .. })), "{error}");
+    assert!(
+        matches!(error, MountError::Members { source: ChooseError::TooFew { present: 3, needed: 4, .. }, .. }),
+        "{error}"
+    );
 }
 
 fn volume_rig_of(seed: u64) -> Rig {
@@ -150,7 +153,7 @@ fn a_set_with_a_possible_rival_mounts_by_force_only() {
     let mut half = rig.clone();
     half.inputs[0].size_bytes = None;
     half.inputs[1].size_bytes = None;
-    assert!(matches!(mount_error(&half), MountError::Members(ChooseError::Rival { .. })));
+    assert!(matches!(mount_error(&half), MountError::Members { source: ChooseError::Rival { .. }, .. }));
     half.options.force.rival = true;
     half.live(1, |live| async move {
         assert_eq!(live.volume("v").write_stamp(0, 1, 1).await, Outcome::Success);

@@ -2,6 +2,7 @@
 
 mod basic;
 mod crash;
+mod cut;
 mod faults;
 mod harness;
 mod keys;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use nvmf_target::backend::Outcome;
 
-use super::super::{Health, MemberError, MemberIndex, MemberInput, MemberState, NewMember, format};
+use super::super::{Health, MemberError, MemberIndex, MemberState, NewMember, format};
 use super::crash::{naming_seed, random_lives_with, seeds};
-use super::harness::{LAYOUT, Live, Rig, SMALL, SharedModel, Vol, check_all};
+use super::harness::{LAYOUT, Live, Rig, SMALL, SharedModel, Vol, check_all, input};
 use super::model::Model;
 use super::sim::{Disks, Mode, World};
 
@@ -304,7 +304,7 @@ fn blank(rig: &mut Rig) -> NewMember {
     let mut all = Rc::try_unwrap(disks).unwrap_or_else(|_| panic!("a copy of our own")).0;
     all.push(RefCell::default());
     rig.disks = Rc::new(Disks(all));
-    rig.inputs.push(MemberInput { name: format!("mem:{slot}"), size_bytes: Some(size_bytes) });
+    rig.inputs.push(input(slot.into(), size_bytes));
     NewMember { slot: MemberIndex(slot), name: format!("mem:{slot}"), size_bytes }
 }
 

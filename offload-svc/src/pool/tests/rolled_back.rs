@@ -153,7 +153,7 @@ fn too_many_older_copies_are_refused() {
     let older = put_back(&rig, &copies, &[0, 2, 5]);
     let before: Vec<_> = older.disks.0.iter().map(|disk| contents(&disk.borrow())).collect();
     let error = try_mount(&older).expect("three of 4+2");
-    let MountError::Members(ChooseError::RolledBack { older: named, newer }) = &error else {
+    let MountError::Members { source: ChooseError::RolledBack { older: named, newer }, .. } = &error else {
         panic!("{error}")
     };
     let expected = ["mem:0", "mem:2", "mem:5"].map(|name| (name.to_owned(), Lag::Behind(2)));

@@ -63,6 +63,8 @@ pub struct Disk {
     pub reads: u64,
     /// Pages that can't be read until they are written again.
     pub bad_pages: BTreeSet<u64>,
+    /// Where its file ends, if it was cut: reads beyond fail, and writes beyond make it longer.
+    pub end: Option<u64>,
     /// Reads take so much longer.
     pub slow: Duration,
 }
@@ -112,8 +114,16 @@ impl Disk {
         out
     }
 
+    /// Cuts its file.
+    pub fn cut(&mut self, size_bytes: u64) {
+        for pages in [&mut self.current, &mut self.durable] {
+            pages.retain(|page, _| (page + 1) * PAGE <= size_bytes);
+        }
+        self.end = Some(size_bytes);
+    }
+
     pub fn copy(&self) -> Self {
-        Self { durable: self.durable.clone(), current: self.current.clone(), ..Self::default() }
+        Self { durable: self.durable.clone(), current: self.current.clone(), end: self.end, ..Self::default() }
     }
 
     fn crash(&mut self, rng: &mut StdRng) {
@@ -420,6 +430,9 @@ impl Env for SimEnv {
                 return (Err(eio()), buf);
             }
             match disk.mode {
+                _ if disk.end.is_some_and(|end| offset + buf.len() as u64 > end) => {
+                    (Err(io::ErrorKind::UnexpectedEof.into()), buf)
+                }
                 Mode::Good | Mode::WriteBroken | Mode::Full => {
                     disk.read(offset, &mut buf);
                     (Ok(()), buf)
@@ -464,10 +477,11 @@ impl Env for SimEnv {
             if !takes || !matches!(disk.mode, Mode::Good | Mode::Full) {
                 return (Err(eio()), buf);
             }
-            let Disk { current, unsynced, bad_pages, .. } = &mut *disk;
+            let Disk { current, unsynced, bad_pages, end, .. } = &mut *disk;
             bad_pages.retain(|page| !pages.contains(page));
             if let Some(write) = unsynced.iter_mut().find(|write| write.id == id) {
                 write.completed = true;
+                *end = end.map(|end| end.max(offset + write.data.len() as u64));
                 Disk::put(current, offset, &write.data);
             }
             (Ok(()), buf)
@@ -502,6 +516,12 @@ impl Env for SimEnv {
                 }
             }
         })
+    }
+
+    fn grow(&self, member: MemberIndex, size_bytes: u64) -> io::Result<()> {
+        let mut disk = self.0.disks.0[usize::from(member.0)].borrow_mut();
+        disk.end = disk.end.map(|end| end.max(size_bytes));
+        Ok(())
     }
 
     fn now(&self) -> Instant {

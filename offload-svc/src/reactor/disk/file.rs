@@ -186,6 +186,20 @@ impl DiskFile {
         self.kind == Kind::BlockDevice
     }
 
+    /// Whether it is a regular file.
+    pub fn is_regular(&self) -> bool {
+        self.kind == Kind::Regular
+    }
+
+    /// Makes a regular file that is shorter as long as `bytes`; what is added reads as zeroes.
+    pub fn grow(&self, bytes: u64) -> io::Result<()> {
+        if !self.is_regular() || self.file().metadata()?.len() >= bytes {
+            return Ok(());
+        }
+        self.file().set_len(bytes)?;
+        self.file().sync_all()
+    }
+
     /// Whether space that is deallocated is given back, and reads as zeroes afterwards.
     pub fn gives_space_back(&self) -> bool {
         match self.kind {
