@@ -120,7 +120,12 @@ fn enter(target: &Arc<Target>, registry: &mut Registry, association: Association
     let limits = &target.config.limits;
     let same = |c: &&Arc<Controller>| c.subsystem == association.subsystem && c.host == association.host;
     let of_host = registry.controllers.iter().filter(same).count();
-    if registry.controllers.len() >= limits.controllers || of_host >= limits.controllers_per_host {
+    // Those that have ended and hold nothing any more are about to leave.
+    let there = |c: &&Arc<Controller>| !(c.is_ending() && c.is_drained());
+    let same_kind = |c: &&Arc<Controller>| c.subsystem.is_some() == association.subsystem.is_some();
+    let of_kind = registry.controllers.iter().filter(same_kind).filter(there).count();
+    let most = if association.subsystem.is_some() { limits.controllers } else { limits.discovery_controllers };
+    if of_kind >= most || of_host >= limits.controllers_per_host {
         return None;
     }
     let cntlid = registry.free_cntlid()?;

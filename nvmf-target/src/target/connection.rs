@@ -209,7 +209,8 @@ impl Connecting {
         }
         let Some(stream) = Arc::into_inner(self.wire.stream).map(TcpStream::into_std) else { return };
         self.ticket.connected();
-        let adopted = stream.map_err(super::AdoptError::from).and_then(|s| self.target.config.queues.adopt(pair, s));
+        let (queues, host) = (&self.target.config.queues, &controller.host);
+        let adopted = stream.map_err(super::AdoptError::from).and_then(|s| queues.adopt(host, pair, s));
         match adopted {
             Ok(()) => controller.hold_ticket(queue, self.ticket),
             Err(error) => {

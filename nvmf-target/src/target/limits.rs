@@ -7,8 +7,10 @@ use crate::proto::tcp::ENTRIES_MAX;
 /// Limits of one target, fixed while it runs.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Associations (controllers) at a time, discovery included.
+    /// Associations (controllers) with subsystems at a time.
     pub controllers: usize,
+    /// Associations with discovery at a time. They have no I/O queues, so they don't count as those above.
+    pub discovery_controllers: usize,
     /// Associations of one host with one subsystem (or with discovery) at a time.
     pub controllers_per_host: usize,
     /// I/O queues of one controller.
@@ -45,6 +47,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             controllers: 256,
+            discovery_controllers: 256,
             controllers_per_host: 32,
             io_queues: 16,
             queue_entries: 128,

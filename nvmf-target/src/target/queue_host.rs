@@ -17,12 +17,13 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::backend::{Done, Reply, ReplySink};
 use crate::buffer::BufferPool;
 use crate::proto::io_queue::{CloseReason, Command, IoQueuePair};
+use crate::wire::nqn::Nqn;
 
 /// Takes over I/O queues.
 pub trait QueueHost: Send + Sync {
-    /// Drives `queue` over `stream` (non-blocking) from now on; returns at once. The answer to Connect is still in
+    /// Drives `queue` of `host` over `stream` (non-blocking) from now on; returns at once. The answer to Connect is still in
     /// the queue's output, and commands may have arrived behind it. On an error the connection is gone.
-    fn adopt(&self, queue: IoQueuePair, stream: TcpStream) -> Result<(), AdoptError>;
+    fn adopt(&self, host: &Nqn, queue: IoQueuePair, stream: TcpStream) -> Result<(), AdoptError>;
 }
 
 /// Why a queue could not be taken over.
@@ -62,7 +63,7 @@ impl ThreadQueueHost {
 }
 
 impl QueueHost for ThreadQueueHost {
-    fn adopt(&self, queue: IoQueuePair, stream: TcpStream) -> Result<(), AdoptError> {
+    fn adopt(&self, _host: &Nqn, queue: IoQueuePair, stream: TcpStream) -> Result<(), AdoptError> {
         let limit = self.limit;
         let count = Count::enter(Arc::clone(&self.queues), limit).ok_or(AdoptError::Full { limit })?;
         let inbox = Arc::new(Inbox::new()?);

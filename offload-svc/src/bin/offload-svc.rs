@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use offload_svc::config::{self, Checked, Machine};
 use offload_svc::pool::Force;
-use offload_svc::service::{self, ServiceError};
+use offload_svc::service::{self, Forced, ServiceError};
 
 /// The storage-offload service: an NVMe-oF target that compresses, encrypts, checksums and erasure-codes inline.
 ///
@@ -24,7 +24,7 @@ struct Cli {
     /// Check the configuration, print the memory plan, and exit.
     #[arg(long, requires = "config")]
     check: bool,
-    /// Mount the pool in spite of a reason not to, which the refused start has named; may be repeated. For this start only.
+    /// Start in spite of a reason not to, which the refused start has named; may be repeated. For this start only.
     #[arg(long, value_name = "REASON", value_enum, requires = "config", conflicts_with = "check")]
     force: Vec<ForceReason>,
     /// With --check or explain: JSON.
@@ -42,6 +42,8 @@ enum ForceReason {
     Rival,
     /// Writes that were completed can't be read from the members that are there: their blocks show what was there before.
     LostWrites,
+    /// None of the members holds the pool that was served before: a new, empty pool is made on them.
+    NewPool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,7 +79,7 @@ fn check(checked: &Checked, json: bool) -> anyhow::Result<String> {
     }
     let mut text =
         format!("{}\nthe configuration is right; it starts {} reactors", checked.plan.table(), checked.reactors);
-    let changed = checked.state.changes.count();
+    let changed = checked.state.kept.changes.count();
     if changed > 0 {
         text += &format!("\n{changed} objects changed with offloadctl: {}", checked.state.file.display());
     }
@@ -89,11 +91,13 @@ fn check(checked: &Checked, json: bool) -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn force(reasons: &[ForceReason]) -> Force {
-    Force { rival: reasons.contains(&ForceReason::Rival), lost_writes: reasons.contains(&ForceReason::LostWrites) }
+fn force(reasons: &[ForceReason]) -> Forced {
+    let given = |reason| reasons.contains(&reason);
+    let mount = Force { rival: given(ForceReason::Rival), lost_writes: given(ForceReason::LostWrites) };
+    Forced { mount, new_pool: given(ForceReason::NewPool) }
 }
 
-fn serve(checked: Checked, force: Force) -> ExitCode {
+fn serve(checked: Checked, force: Forced) -> ExitCode {
     service::log_to_stderr(&checked.config.service);
     match service::run(checked, force, announce) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,17 +1,21 @@
 //! Buffers of one size: taking, giving back, accounting.
 //!
-//! Owns the store's slots as [`IoBuf`]s and the queue of waiters. Must not know other sizes. Invariant: a slot given
-//! back while someone waits goes to the longest waiter; nobody overtakes.
+//! Owns the store's slots as [`IoBuf`]s, the queue of waiters, and how many each account holds. Must not know other sizes.
+//! Invariant: a slot given back while someone waits goes to the longest waiter that may have it; nobody overtakes.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use nvmf_target::buffer::{BufferHome, IoBuf};
 
+use super::share::{ACCOUNTS, AccountId};
 use super::store::Store;
 use super::wait::Waiters;
 use super::{ClassSnapshot, SizeClass};
+
+/// A size with fewer buffers is not shared out: a fused pair takes two at a time, and one must be left for others.
+const SHARED_FROM: usize = 3;
 
 pub(super) struct Class {
     /// Itself: what a buffer holds on to as its home.
@@ -19,8 +23,10 @@ pub(super) struct Class {
     bytes: usize,
     reserved: bool,
     store: Box<dyn Store>,
-    /// Whether each slot is out: a second give-back is a bug of ours that must not spread.
-    out: Box<[AtomicBool]>,
+    /// Under which account each slot is out (its index + 1), or 0: a second give-back is a bug of ours that must not spread.
+    out: Box<[AtomicU32]>,
+    /// How many are out under each account.
+    held: Box<[AtomicUsize]>,
     used: AtomicUsize,
     pub(super) waiters: Waiters,
 }
@@ -28,10 +34,12 @@ pub(super) struct Class {
 impl Class {
     pub(super) fn new(class: &SizeClass, store: Box<dyn Store>) -> Arc<Self> {
         let SizeClass { bytes, count, reserved } = *class;
-        let out = (0..count).map(|_| AtomicBool::new(false)).collect();
+        let out = (0..count).map(|_| AtomicU32::new(0)).collect();
+        let held = (0..ACCOUNTS).map(|_| AtomicUsize::new(0)).collect();
         Arc::new_cyclic(|this| {
             let this = this.clone();
-            Self { this, bytes, reserved, store, out, used: AtomicUsize::new(0), waiters: Waiters::default() }
+            let (used, waiters) = (AtomicUsize::new(0), Waiters::default());
+            Self { this, bytes, reserved, store, out, held, used, waiters }
         })
     }
 
@@ -43,18 +51,34 @@ impl Class {
         self.bytes
     }
 
-    /// Takes a buffer unless someone waits, who would be overtaken.
-    pub(super) fn take(&self, len_bytes: usize) -> Option<IoBuf> {
-        if self.waiters.any() { None } else { self.take_free(len_bytes) }
+    /// Takes a buffer unless someone waits who may have it, and would be overtaken.
+    pub(super) fn take(&self, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
+        if self.is_awaited() { None } else { self.take_free(account, len_bytes) }
     }
 
-    /// Takes a buffer, whoever waits.
-    pub(super) fn take_free(&self, len_bytes: usize) -> Option<IoBuf> {
+    /// Whether someone waits who may have the next buffer.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.waiters.any() && self.waiters.has(|account| self.allows(account))
+    }
+
+    /// Whether the account may have one more, if there is one: while it holds fewer than are free.
+    pub(super) fn allows(&self, account: AccountId) -> bool {
+        let free = self.out.len().saturating_sub(self.used.load(Ordering::Relaxed));
+        let unbounded = account == AccountId::SERVICE || self.out.len() < SHARED_FROM;
+        unbounded || self.held[account.index()].load(Ordering::Relaxed) < free
+    }
+
+    /// Takes a buffer that the account may have, whoever waits.
+    pub(super) fn take_free(&self, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
+        if !self.allows(account) {
+            return None;
+        }
         let home = self.this.upgrade()?;
         let slot = self.store.take()?;
-        let was_out = self.out[slot].swap(true, Ordering::Acquire);
-        assert!(!was_out, "a buffer was given out twice");
+        let was_out = self.out[slot].swap(1 + account.index() as u32, Ordering::Acquire);
+        assert!(was_out == 0, "a buffer was given out twice");
         self.used.fetch_add(1, Ordering::Relaxed);
+        self.held[account.index()].fetch_add(1, Ordering::Relaxed);
         let start = self.store.start_of(slot);
         // SAFETY: the store's contract: `bytes` initialised, aligned bytes, ours alone until `give_back` puts the
         // slot back; the Arc keeps the store alive that long.
@@ -75,8 +99,9 @@ impl Class {
 unsafe impl BufferHome for Class {
     fn give_back(&self, start: NonNull<u8>, _capacity_bytes: usize) {
         let slot = self.store.slot_at(start).expect("a buffer of this class");
-        let was_out = self.out[slot].swap(false, Ordering::Release);
-        assert!(was_out, "a buffer came back twice");
+        let was_out = self.out[slot].swap(0, Ordering::Release);
+        assert!(was_out != 0, "a buffer came back twice");
+        self.held[was_out as usize - 1].fetch_sub(1, Ordering::Relaxed);
         self.used.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: the slot was out, comes back once, and its IoBuf is gone.
         unsafe { self.store.put(slot) };

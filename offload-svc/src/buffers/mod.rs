@@ -2,7 +2,8 @@
 //!
 //! Owns size classes, accounting and the queue of those who wait. Must not know what buffers hold or where their
 //! memory comes from (`store`: the heap or DPDK's mempool). Invariants: a slot has one owner at a time and comes back
-//! once; while someone waits for a class, a buffer of it that comes back goes to the one who has waited longest.
+//! once; while someone waits for a class, a buffer of it that comes back goes to the one who has waited longest, of those
+//! that have not taken their host's share already (`share`).
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ mod class;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod plan;
+mod share;
 mod store;
 mod wait;
 
@@ -20,9 +22,11 @@ mod wait;
 mod tests;
 
 pub use plan::{Plan, SizeClass};
+pub use share::HostBuffers;
 pub use wait::Wait;
 
 use class::Class;
+use share::{AccountId, Ledger};
 use store::HeapStore;
 
 /// A pool could not be made.
@@ -57,6 +61,7 @@ pub enum BuffersError {
 pub struct Buffers {
     /// From small to large.
     classes: Arc<[Arc<Class>]>,
+    ledger: Arc<Ledger>,
 }
 
 /// One size's state at a moment.
@@ -98,7 +103,7 @@ impl Buffers {
             }
             classes.push(Class::new(class, store(class)?));
         }
-        Ok(Self { classes: classes.into() })
+        Ok(Self { classes: classes.into(), ledger: Arc::default() })
     }
 
     /// The sizes that `len_bytes` fits into, from small to large.
@@ -113,18 +118,28 @@ impl Buffers {
     /// If `len_bytes` is over [`BufferPool::largest_bytes`]: such a buffer would never come.
     pub fn wait(&self, len_bytes: usize) -> Wait {
         assert!(len_bytes <= self.largest_bytes(), "no buffer is that large");
-        Wait::new(self.clone(), len_bytes)
+        Wait::new(self.clone(), AccountId::SERVICE, len_bytes)
+    }
+
+    /// The pool as a host's queue uses it: hosts are told apart by `host`, their NQN.
+    pub fn for_host(&self, host: &str) -> HostBuffers {
+        HostBuffers::new(self.clone(), host)
     }
 
     /// Takes a buffer of the fitting size or a larger one, unless someone waits for the fitting size.
-    fn take_unless_awaited(&self, len_bytes: usize) -> Option<IoBuf> {
+    fn take_unless_awaited(&self, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
         let (fitting, larger) = self.classes_for(len_bytes).split_first()?;
         // Who waits for the fitting size has found the larger ones empty, too, and comes first.
-        if fitting.waiters.any() {
+        if fitting.is_awaited() {
             return None;
         }
-        let larger = || larger.iter().filter(|class| !class.is_reserved()).find_map(|class| class.take(len_bytes));
-        fitting.take(len_bytes).or_else(larger)
+        let larger =
+            || larger.iter().filter(|class| !class.is_reserved()).find_map(|class| class.take(account, len_bytes));
+        fitting.take(account, len_bytes).or_else(larger)
+    }
+
+    fn take_for(&self, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
+        take_grant(len_bytes).or_else(|| self.take_unless_awaited(account, len_bytes))
     }
 
     /// Runs `f`, inside which the first [`BufferPool::take`] that `buffer` is large enough for gets it: how one that
@@ -150,10 +165,7 @@ impl Buffers {
 
 impl BufferPool for Buffers {
     fn take(&self, len_bytes: usize) -> Option<IoBuf> {
-        if let Some(granted) = take_grant(len_bytes) {
-            return Some(granted);
-        }
-        self.take_unless_awaited(len_bytes)
+        self.take_for(AccountId::SERVICE, len_bytes)
     }
 
     fn largest_bytes(&self) -> usize {

@@ -33,12 +33,12 @@ impl Plan {
         Self { classes }
     }
 
-    /// Splits `memory_bytes` over the usual sizes up to `largest_bytes`, with at least two of each size where the
-    /// memory allows that at all; `None` where it doesn't hold one of each.
+    /// Splits `memory_bytes` over the usual sizes up to `largest_bytes`, with at least three of each size where the
+    /// memory allows that at all (so that a host with two leaves one); `None` where it doesn't hold one of each.
     pub fn for_memory(memory_bytes: usize, largest_bytes: usize) -> Option<Self> {
         let shares = shares(largest_bytes);
         let least = least(&shares);
-        let floor = [2, 1].into_iter().find(|each| least * each <= memory_bytes)?;
+        let floor = [3, 2, 1].into_iter().find(|each| least * each <= memory_bytes)?;
         let parts: usize = shares.iter().map(|(_, part)| part).sum();
         let rest = memory_bytes - least * floor;
         let count = |(bytes, part): (usize, usize)| floor + rest / parts * part / bytes;

@@ -188,6 +188,34 @@ fn threads_share_a_pool(buffers: &Buffers) {
     assert_eq!(all_of(buffers).len(), 5);
 }
 
+/// A host that keeps what it has been given leaves some for the others, and waits without being in their way.
+fn no_host_takes_all(buffers: &Buffers) {
+    let (greedy, modest) =
+        (buffers.for_host("nqn.2026-11.io.example:greedy"), buffers.for_host("nqn.2026-11.io.example:b"));
+    let again = buffers.for_host("nqn.2026-11.io.example:greedy");
+    let kept: Vec<IoBuf> = std::iter::from_fn(|| greedy.take(4096)).collect();
+    assert_eq!(kept.len(), 3, "three of five");
+    assert!(again.take(4096).is_none(), "its other queues share its account");
+    let bell = Arc::new(Bell::default());
+    let waker = Waker::from(bell.clone());
+    let mut waiting = Box::pin(again.wait(4096));
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let first = modest.take(4096).expect("not behind one who must wait for itself");
+    assert!(modest.take(4096).is_none(), "it holds as many as are free");
+    assert!(buffers.take(4096).is_some(), "the service itself has no bounds");
+    drop(first);
+    assert_eq!(bell.0.load(Ordering::SeqCst), 0);
+    let mut kept = kept;
+    kept.truncate(1);
+    assert_eq!(bell.0.load(Ordering::SeqCst), 1, "served as soon as it holds little");
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+    drop((waiting, again, greedy, kept));
+    assert_eq!(buffers.used_bytes(), 0);
+    let newcomer = buffers.for_host("nqn.2026-11.io.example:c");
+    let held: Vec<IoBuf> = std::iter::from_fn(|| newcomer.take(1)).collect();
+    assert_eq!(held.len(), 3, "an account that was closed begins anew");
+}
+
 /// H111: a path that fails still gives its buffer back; after many failures the pool is full.
 fn h111_failures_give_their_buffers_back(buffers: &Buffers) {
     for round in 0..100_000_u32 {
@@ -237,6 +265,10 @@ macro_rules! suite {
             #[test]
             fn is_shared_by_threads() {
                 with(one_size(), threads_share_a_pool);
+            }
+            #[test]
+            fn lets_no_host_take_all() {
+                with(one_size(), no_host_takes_all);
             }
             #[test]
             fn h111_gives_buffers_back_after_failures() {

@@ -1,4 +1,4 @@
-//! Waiting for a buffer, first come, first served.
+//! Waiting for a buffer: first come, first served, of those that have not taken their host's share already.
 //!
 //! Owns the queue of those who wait for one size. Must not know how buffers are stored. Invariant: a waiter holds
 //! nothing; it leaves the queue with a buffer, or by being dropped, and then the next one is served.
@@ -14,9 +14,11 @@ use nvmf_target::buffer::IoBuf;
 
 use super::Buffers;
 use super::class::Class;
+use super::share::AccountId;
 
 /// One waiter's place in the queue.
 struct Seat {
+    account: AccountId,
     len_bytes: usize,
     state: Mutex<State>,
 }
@@ -46,6 +48,11 @@ impl Waiters {
         self.count.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether someone waits whose account is `wanted`.
+    pub(super) fn has(&self, wanted: impl Fn(AccountId) -> bool) -> bool {
+        lock(&self.queue).iter().any(|seat| wanted(seat.account))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
@@ -60,20 +67,26 @@ impl Waiters {
         let mut wakers = Vec::new();
         {
             let mut queue = lock(&self.queue);
-            while let Some(seat) = queue.front() {
-                let Some(buffer) = class.take_free(seat.len_bytes) else { break };
+            let mut place = 0;
+            while let Some(seat) = queue.get(place) {
+                if !class.allows(seat.account) {
+                    // Its turn comes when its host has given something back, which serves the queue again.
+                    place += 1;
+                    continue;
+                }
+                let Some(buffer) = class.take_free(seat.account, seat.len_bytes) else { break };
                 if let State::Waiting(waker) = std::mem::replace(&mut *lock(&seat.state), State::Served(buffer)) {
                     wakers.push(waker);
                 }
-                queue.pop_front();
+                queue.remove(place);
                 self.count.fetch_sub(1, Ordering::Relaxed);
             }
         }
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    fn join(&self, len_bytes: usize, waker: Waker) -> Arc<Seat> {
-        let seat = Arc::new(Seat { len_bytes, state: Mutex::new(State::Waiting(waker)) });
+    fn join(&self, account: AccountId, len_bytes: usize, waker: Waker) -> Arc<Seat> {
+        let seat = Arc::new(Seat { account, len_bytes, state: Mutex::new(State::Waiting(waker)) });
         lock(&self.queue).push_back(seat.clone());
         self.count.fetch_add(1, Ordering::Relaxed);
         seat
@@ -91,14 +104,15 @@ impl Waiters {
 /// A buffer to come: see [`super::Buffers::wait`].
 pub struct Wait {
     buffers: Buffers,
+    account: AccountId,
     len_bytes: usize,
     /// The place in the queue of the fitting size.
     seat: Option<(Arc<Class>, Arc<Seat>)>,
 }
 
 impl Wait {
-    pub(super) fn new(buffers: Buffers, len_bytes: usize) -> Self {
-        Self { buffers, len_bytes, seat: None }
+    pub(super) fn new(buffers: Buffers, account: AccountId, len_bytes: usize) -> Self {
+        Self { buffers, account, len_bytes, seat: None }
     }
 }
 
@@ -115,13 +129,13 @@ impl Future for Wait {
                 seat
             }
             None => {
-                if let Some(buffer) = this.buffers.take_unless_awaited(this.len_bytes) {
+                if let Some(buffer) = this.buffers.take_unless_awaited(this.account, this.len_bytes) {
                     return Poll::Ready(buffer);
                 }
                 let Some(class) = this.buffers.classes_for(this.len_bytes).first().cloned() else {
                     return Poll::Pending;
                 };
-                let seat = class.waiters.join(this.len_bytes, context.waker().clone());
+                let seat = class.waiters.join(this.account, this.len_bytes, context.waker().clone());
                 class.waiters.serve(&class);
                 &this.seat.insert((class, seat)).1
             }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tracing_subscriber::EnvFilter;
 
@@ -31,6 +31,11 @@ pub const MAX_LISTENERS: usize = 64;
 pub const MAX_SPARES: usize = 32;
 /// Volumes of a pool.
 pub const MAX_VOLUMES: usize = 1024;
+
+/// What a socket's path may have (unix(7)), the zero at its end not counted.
+const SOCKET_PATH_BYTES: usize = 107;
+/// What the name has in addition while it is not yet the socket's: a dot and a process id.
+const SOCKET_SUFFIX_BYTES: usize = 11;
 
 /// Everything that is wrong with `config` on this machine.
 pub fn check(config: &Config, sources: &Sources, machine: &Machine) -> Vec<Problem> {
@@ -82,7 +87,25 @@ impl Checker<'_> {
         if let Err(error) = EnvFilter::builder().parse(&service.log) {
             self.report(&["service", "log"], Reason::LogFilter(Box::new(error)));
         }
+        self.file_name(&["service", "socket"], &service.socket);
+        // sockaddr_un has room for so many bytes and the zero that ends them (unix(7)); the service first binds a longer name.
+        let room = SOCKET_PATH_BYTES - SOCKET_SUFFIX_BYTES;
+        if service.socket.as_os_str().len() > room {
+            self.report(&["service", "socket"], Reason::TooLongPath { max: room });
+        }
+        if let Some(state) = &service.state {
+            self.file_name(&["service", "state"], state);
+        }
         self.range(&["service", "drain_timeout_ms"], service.drain_timeout_ms, 100, 600_000);
+    }
+
+    /// A path that a file can have.
+    fn file_name(&mut self, key: &[&str], path: &Path) {
+        if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            self.report(key, Reason::NotAFilePath);
+        } else if path.is_dir() {
+            self.report(key, Reason::Folder);
+        }
     }
 
     fn reactors(&mut self) {
@@ -124,6 +147,7 @@ impl Checker<'_> {
         if pool.members.is_empty() {
             return;
         }
+        self.file_name(&["pool", "key_file"], &pool.key_file);
         self.range(&["pool", "k"], pool.k.into(), 1, 31);
         self.range(&["pool", "m"], pool.m.into(), 1, 31);
         let sum = u16::from(pool.k) + u16::from(pool.m);
@@ -162,14 +186,14 @@ impl Checker<'_> {
     }
 
     fn members(&mut self) {
-        let mut first: HashMap<&Path, (&str, usize)> = HashMap::new();
+        let mut first: HashMap<PathBuf, (&str, usize)> = HashMap::new();
         let members = self.config.pool.members.iter().enumerate().map(|(index, member)| ("members", index, member));
         let spares = self.config.pool.spares.iter().enumerate().map(|(index, member)| ("spares", index, member));
         for (list, index, member) in members.chain(spares) {
             let position = index.to_string();
             let key = ["pool", list, position.as_str()];
             if let Some(path) = member.path()
-                && let Some((list, earlier)) = first.insert(path, (list, index))
+                && let Some((list, earlier)) = first.insert(same_path(path), (list, index))
             {
                 let advice = "each member has a file or device of its own";
                 self.report(&key, Reason::Duplicate { first: format!("pool.{list}[{earlier}]"), advice });
@@ -228,7 +252,8 @@ impl Checker<'_> {
             let position = index.to_string();
             if let Some(earlier) = first.insert(&volume.name, index) {
                 let advice = "each volume has a name of its own";
-                let reason = Reason::Duplicate { first: format!("volume[{earlier}].name"), advice };
+                let first = self.sources.shown(&["volume", &earlier.to_string(), "name"]);
+                let reason = Reason::Duplicate { first, advice };
                 self.report(&["volume", &position, "name"], reason);
             }
             if let Err(reason) = volume_size(volume.size, volume.block_size) {
@@ -250,7 +275,8 @@ impl Checker<'_> {
             }
             if let Some(earlier) = first.insert(&subsystem.nqn, index) {
                 let advice = "each subsystem has an NQN of its own";
-                self.report(&nqn, Reason::Duplicate { first: format!("subsystem[{earlier}].nqn"), advice });
+                let first = self.sources.shown(&["subsystem", &earlier.to_string(), "nqn"]);
+                self.report(&nqn, Reason::Duplicate { first, advice });
             }
             self.hosts(&position, subsystem);
             self.namespaces(&position, subsystem, &mut backends);
@@ -349,6 +375,18 @@ impl Checker<'_> {
         if have > max {
             self.problems.push(self.sources.problem_at_key(path, Reason::TooMany { have, max }));
         }
+    }
+}
+
+/// One path of all that lead to the same file, as far as there is a file or a folder for it.
+fn same_path(path: &Path) -> PathBuf {
+    if let Ok(there) = path.canonicalize() {
+        return there;
+    }
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    match (absolute.parent().map(Path::canonicalize), absolute.file_name()) {
+        (Some(Ok(folder)), Some(name)) => folder.join(name),
+        _ => absolute,
     }
 }
 

@@ -244,6 +244,24 @@ pub enum Reason {
         /// The folder.
         folder: String,
     },
+    /// A path that names no file.
+    #[error("names no file: give the path of one")]
+    NotAFilePath,
+    /// A folder where a file is expected.
+    #[error("is a folder: give the path of a file in it")]
+    Folder,
+    /// Longer than the system takes.
+    #[error("longer than the {max} bytes that a socket's path may have: choose a shorter one")]
+    TooLongPath {
+        /// The most.
+        max: usize,
+    },
+    /// An environment variable that is nearly a setting.
+    #[error("is no setting: section and key are parted by two underscores: write {meant}")]
+    Variable {
+        /// What was probably meant.
+        meant: String,
+    },
     /// Something about the file is in the way.
     #[error("{0}")]
     Path(#[source] std::io::Error),

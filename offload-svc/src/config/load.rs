@@ -59,6 +59,11 @@ pub fn parse(
     text: String,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Loaded, ConfigError> {
+    let environment: Vec<_> = environment.into_iter().collect();
+    let nearly = near_settings(&environment);
+    if !nearly.is_empty() {
+        return Err(ConfigError::Invalid(nearly));
+    }
     let overrides = Overrides::of(environment);
     if let Err(error) = DeTable::parse(&text) {
         return Err(syntax_error(file, &text, error));
@@ -73,6 +78,25 @@ pub fn parse(
         Ok(config) => Ok(Loaded { config, sources }),
         Err(error) => Err(ConfigError::Invalid(error.into_iter().map(|e| problem(&sources, e)).collect())),
     }
+}
+
+/// Variables that name a section and have one underscore where two belong. Others that begin like ours are not ours.
+fn near_settings(environment: &[(String, String)]) -> Vec<Problem> {
+    let sections = Value::serialize(Config::default()).ok().and_then(Value::into_dict).unwrap_or_default();
+    let problem = |(variable, _): &(String, String)| {
+        let rest = variable.strip_prefix(PREFIX).filter(|rest| !rest.contains(SEPARATOR))?;
+        let named = |section: &&String| {
+            let section = section.to_ascii_uppercase();
+            rest.strip_prefix(section.as_str()).is_some_and(|key| key.is_empty() || key.starts_with('_'))
+        };
+        let section = sections.keys().find(named)?.to_ascii_uppercase();
+        let key = rest[section.len()..].trim_start_matches('_');
+        let key = if key.is_empty() { "KEY" } else { key };
+        let meant = format!("{PREFIX}{section}{SEPARATOR}{key}");
+        let origin = Origin::Environment { variable: variable.clone() };
+        Some(Problem { origin, key: String::new(), value: None, reason: Reason::Variable { meant } })
+    };
+    environment.iter().filter_map(problem).collect()
 }
 
 fn syntax_error(file: &Path, text: &str, error: toml::de::Error) -> ConfigError {
@@ -245,16 +269,23 @@ enum Place {
     RunTime(String),
 }
 
+/// Where each of the running things stands in the configuration. Of two that are the same, the first is the first.
 fn places<T: PartialEq>(running: &[T], configured: &[T]) -> Vec<Option<usize>> {
-    running.iter().map(|thing| configured.iter().position(|other| other == thing)).collect()
+    let place = |(index, thing): (usize, &T)| {
+        let before = running[..index].iter().filter(|other| *other == thing).count();
+        let same = configured.iter().enumerate().filter(|(_, other)| *other == thing);
+        same.map(|(place, _)| place).nth(before)
+    };
+    running.iter().enumerate().map(place).collect()
 }
 
 impl ChangedPlaces {
     fn of(configured: &Objects, in_effect: &Config, file: &Path) -> Self {
         let running = Objects::of(in_effect);
-        let subsystem = |subsystem: &Subsystem| {
-            let all = configured.subsystems.iter().enumerate();
-            let there = all.clone().find(|(_, other)| other.nqn == subsystem.nqn);
+        let subsystem = |(index, subsystem): (usize, &Subsystem)| {
+            let named = |other: &&Subsystem| other.nqn == subsystem.nqn;
+            let before = running.subsystems[..index].iter().filter(named).count();
+            let there = configured.subsystems.iter().enumerate().filter(|(_, other)| named(other)).nth(before);
             let same = |other: &Subsystem| {
                 (&other.serial, other.allow_any_host) == (&subsystem.serial, subsystem.allow_any_host)
             };
@@ -268,7 +299,7 @@ impl ChangedPlaces {
         Self {
             file: file.to_owned(),
             volumes: places(&running.volumes, &configured.volumes),
-            subsystems: running.subsystems.iter().map(subsystem).collect(),
+            subsystems: running.subsystems.iter().enumerate().map(subsystem).collect(),
             listeners: places(&running.listeners, &configured.listeners),
             values: Value::serialize(in_effect).ok().and_then(Value::into_dict).unwrap_or_default(),
             running,

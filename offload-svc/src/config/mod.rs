@@ -76,7 +76,7 @@ pub fn load_checked(
 
 fn checked(loaded: Loaded, state: State, machine: &Machine) -> Result<Checked, ConfigError> {
     let configured = Objects::of(&loaded.config);
-    let merge::Merged { objects, overruled } = merge::merge(&configured, &state.changes);
+    let merge::Merged { objects, overruled } = merge::merge(&configured, &state.kept.changes);
     let config = objects.put_into(&loaded.config);
     let file_sources = loaded.sources;
     let sources = file_sources.clone().with_changes(&configured, &config, &state.file);

@@ -1,4 +1,4 @@
-//! The state file: the changes made at run time, kept over restarts.
+//! The state file: the changes made at run time and the pool that was served, kept over restarts.
 //!
 //! Owns its form and its writing. Must not know what a change means (`merge` does). Invariant: the file is replaced whole or
 //! not at all, and one that is damaged or of a later version is an error, never taken for no changes.
@@ -10,15 +10,16 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use uuid::Uuid;
 
 use super::merge::Changes;
 use super::objects::Objects;
 
-/// The version that is written, and the latest that is read.
-const VERSION: i64 = 1;
+/// The version that is written, and the latest that is read. Version 1 had no pool.
+const VERSION: i64 = 2;
 /// No state is longer: a change that would make it so is refused.
 const MAX_BYTES: u64 = 64 << 20;
-const HEAD: &str = "# Changes made with offloadctl, kept by offload-svc: as the objects were configured, and as they run.\n\
+const HEAD: &str = "# Kept by offload-svc: changes made with offloadctl (the objects as configured, and as they run), and which pool was served.\n\
                     # To edit it, stop the service and remove the line crc32c. Without this file, the configuration alone holds.\n";
 
 /// Why the state file can't be used.
@@ -32,6 +33,9 @@ pub enum StateError {
         /// Why.
         source: io::Error,
     },
+    /// Something else has its name.
+    #[error("{}: is not a regular file: set service.state to the path of one, or of none yet", .0.display())]
+    NotAFile(PathBuf),
     /// Not what was written.
     #[error(
         "{}: the changes made at run time are damaged: {damage}. Restore the file from a copy, or move it away to start with the \
@@ -95,10 +99,21 @@ pub struct WriteError {
 #[serde(deny_unknown_fields)]
 struct Body {
     version: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pool: Option<Uuid>,
     #[serde(default)]
     configured: Objects,
     #[serde(default)]
     running: Objects,
+}
+
+/// What the state file keeps.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Kept {
+    /// The changes made at run time.
+    pub changes: Changes,
+    /// The pool that was last served: where it was, blank members are not taken for a new one.
+    pub pool: Option<Uuid>,
 }
 
 /// The state file as it was read.
@@ -107,23 +122,23 @@ pub struct State {
     /// Where it is.
     pub file: PathBuf,
     /// What it holds.
-    pub changes: Changes,
+    pub kept: Kept,
     /// Its bytes; none without a file.
     bytes: Option<Vec<u8>>,
 }
 
 impl State {
-    /// Reads `file`; where there is none, nothing has been changed.
+    /// Reads `file`; where there is none, nothing has been changed and no pool served.
     ///
     /// # Errors
     /// If it is there and can't be read, is damaged, or is of a later version.
     pub fn read(file: &Path) -> Result<Self, StateError> {
         let bytes = read_bytes(file)?;
-        let changes = match &bytes {
-            None => Changes::default(),
+        let kept = match &bytes {
+            None => Kept::default(),
             Some(bytes) => parse(file, bytes)?,
         };
-        Ok(Self { file: file.to_owned(), changes, bytes })
+        Ok(Self { file: file.to_owned(), kept, bytes })
     }
 
     /// Whether the file still is what was read.
@@ -141,13 +156,13 @@ fn read_bytes(file: &Path) -> Result<Option<Vec<u8>>, StateError> {
     match std::fs::metadata(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(at(error)),
-        Ok(found) if !found.is_file() => Err(at(io::ErrorKind::InvalidInput.into())),
+        Ok(found) if !found.is_file() => Err(StateError::NotAFile(file.to_owned())),
         Ok(found) if found.len() > MAX_BYTES => Err(damaged(Damage::TooLong)),
         Ok(_) => std::fs::read(file).map(Some).map_err(at),
     }
 }
 
-fn parse(file: &Path, bytes: &[u8]) -> Result<Changes, StateError> {
+fn parse(file: &Path, bytes: &[u8]) -> Result<Kept, StateError> {
     let damaged = |damage| StateError::Damaged { file: file.to_owned(), damage };
     let text = str::from_utf8(bytes).map_err(|error| damaged(Damage::NotText(error.valid_up_to())))?;
     let body = checked_body(text).map_err(damaged)?;
@@ -157,8 +172,8 @@ fn parse(file: &Path, bytes: &[u8]) -> Result<Changes, StateError> {
         Some(version) if version > VERSION => return Err(StateError::Newer { file: file.to_owned(), version }),
         Some(_) => {}
     }
-    let Body { configured, running, .. } = toml::from_str(&body).map_err(|error| damaged(Damage::Form(error)))?;
-    Ok(Changes { configured, running })
+    let Body { pool, configured, running, .. } = toml::from_str(&body).map_err(|error| damaged(Damage::Form(error)))?;
+    Ok(Kept { changes: Changes { configured, running }, pool })
 }
 
 /// The text behind the line with the checksum. A file without that line was edited by hand and is taken as it is.
@@ -185,14 +200,14 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Writes `changes` beside `file`. What can be expected to fail (space, permissions) fails here. Blocks.
+    /// Writes `kept` beside `file`. What can be expected to fail (space, permissions) fails here. Blocks.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn write(file: &Path, changes: &Changes) -> Result<Self, WriteError> {
-        let Changes { configured, running } = changes.clone();
+    pub fn write(file: &Path, kept: &Kept) -> Result<Self, WriteError> {
+        let Kept { changes: Changes { configured, running }, pool } = kept.clone();
         let at = |source| WriteError { file: file.to_owned(), source };
-        let body = toml::to_string(&Body { version: VERSION, configured, running });
+        let body = toml::to_string(&Body { version: VERSION, pool, configured, running });
         let body = body.map_err(|error| at(io::Error::other(error)))?;
         let text = format!("{HEAD}crc32c = \"{}\"\n{body}", checksum(&body));
         if text.len() as u64 > MAX_BYTES {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::Config;
 use super::merge::{Changes, Overruled, merge};
 use super::objects::Objects;
-use super::state::{Prepared, State, StateError};
+use super::state::{Kept, Prepared, State, StateError};
 
 fn objects(text: &str) -> Objects {
     toml::from_str(text).unwrap()
@@ -32,28 +32,32 @@ fn some_changes() -> Changes {
     changes(&objects(A), &objects(&(more + "[[listener]]\naddress = \"fe80::1%lo\"\nport = 4421\n")))
 }
 
+fn some_kept() -> Kept {
+    Kept { changes: some_changes(), pool: Some(uuid::uuid!("2cd2c43b-a90a-45c1-a8cd-86b33ab273b5")) }
+}
+
 #[test]
 fn changes_are_read_back_as_they_were_written_with_mode_0600() {
     use std::os::unix::fs::PermissionsExt;
     let (folder, file) = in_folder();
-    assert_eq!(State::read(&file).unwrap().changes, Changes::default(), "no file: no changes");
+    assert_eq!(State::read(&file).unwrap().kept, Kept::default(), "no file: no changes");
     std::fs::write(folder.path().join("state.toml.new"), "left by a crash").unwrap();
-    Prepared::write(&file, &some_changes()).unwrap().commit().unwrap();
+    Prepared::write(&file, &some_kept()).unwrap().commit().unwrap();
     let state = State::read(&file).unwrap();
-    assert_eq!(state.changes, some_changes());
+    assert_eq!(state.kept, some_kept());
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     state.check_unchanged().unwrap();
-    drop(Prepared::write(&file, &Changes::default()).unwrap());
-    assert_eq!(State::read(&file).unwrap().changes, some_changes(), "what got no name changes nothing");
+    drop(Prepared::write(&file, &Kept::default()).unwrap());
+    assert_eq!(State::read(&file).unwrap().kept, some_kept(), "what got no name changes nothing");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left lying about");
-    Prepared::write(&file, &Changes::default()).unwrap().commit().unwrap();
+    Prepared::write(&file, &Kept::default()).unwrap().commit().unwrap();
     assert!(matches!(state.check_unchanged(), Err(StateError::Changed(_))));
 }
 
 #[test]
 fn a_damaged_state_file_is_never_taken_for_other_changes() {
     let (_folder, file) = in_folder();
-    Prepared::write(&file, &some_changes()).unwrap().commit().unwrap();
+    Prepared::write(&file, &some_kept()).unwrap().commit().unwrap();
     let whole = std::fs::read(&file).unwrap();
     // In the comments before it the word stands once.
     let head = whole.windows(10).position(|bytes| bytes == b"\ncrc32c = ").unwrap();
@@ -66,7 +70,7 @@ fn a_damaged_state_file_is_never_taken_for_other_changes() {
             match State::read(&file) {
                 Ok(state) => {
                     harmless += 1;
-                    assert_eq!(state.changes, some_changes(), "byte {at}");
+                    assert_eq!(state.kept, some_kept(), "byte {at}");
                     assert!(at < head + 16, "byte {at} is covered by the checksum");
                 }
                 Err(error) => {
@@ -83,17 +87,19 @@ fn a_damaged_state_file_is_never_taken_for_other_changes() {
 #[test]
 fn a_later_version_is_refused_and_an_edited_file_is_taken() {
     let (_folder, file) = in_folder();
-    std::fs::write(&file, "version = 2\nnew = true\n").unwrap();
+    std::fs::write(&file, "version = 3\nnew = true\n").unwrap();
     let error = State::read(&file).unwrap_err().to_string();
-    assert!(error.contains("has version 2, this release reads 1: start the release that wrote it"), "{error}");
-    Prepared::write(&file, &some_changes()).unwrap().commit().unwrap();
+    assert!(error.contains("has version 3, this release reads 2: start the release that wrote it"), "{error}");
+    std::fs::write(&file, "version = 1\n").unwrap();
+    assert_eq!(State::read(&file).unwrap().kept, Kept::default(), "an earlier one had no pool");
+    Prepared::write(&file, &some_kept()).unwrap().commit().unwrap();
     let text = std::fs::read_to_string(&file).unwrap().replace("4421", "4422");
     std::fs::write(&file, &text).unwrap();
     assert!(State::read(&file).unwrap_err().to_string().contains("the checksum does not match"));
     let edited: String =
         text.lines().filter(|line| !line.starts_with("crc32c")).map(|line| format!("{line}\n")).collect();
     std::fs::write(&file, edited).unwrap();
-    assert_eq!(State::read(&file).unwrap().changes.running.listeners[0].port, 4422);
+    assert_eq!(State::read(&file).unwrap().kept.changes.running.listeners[0].port, 4422);
 }
 
 #[test]

@@ -156,6 +156,58 @@ fn the_environment_overrides_the_file_and_is_named_in_errors() {
 }
 
 #[test]
+fn a_variable_with_one_underscore_for_two_is_no_silent_default() {
+    let wrong = |name| load_text("", &[(name, "7")]).unwrap_err().to_string();
+    assert_eq!(
+        wrong("SLUICE_LIMITS_HOSTS"),
+        "environment SLUICE_LIMITS_HOSTS: is no setting: section and key are parted by two underscores: write \
+         SLUICE_LIMITS__HOSTS"
+    );
+    assert!(wrong("SLUICE_POOL").ends_with("write SLUICE_POOL__KEY"));
+    load_text("", &[("SLUICE_TEST_KEEP", "1"), ("SLUICE_POOLSIDE", "x")]).expect("not ours");
+}
+
+#[test]
+fn paths_that_can_not_be_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display();
+    let members = "members = [\"mem:128MiB\", \"mem:128MiB\"]\nk = 1\nm = 1\n";
+    let long = "x".repeat(100);
+    let text = format!("[service]\nsocket = \"/run/{long}\"\nstate = \"{dir}\"\n[pool]\n{members}key_file = \"\"\n");
+    assert_eq!(
+        errors(&text),
+        format!(
+            "t.toml:2: service.socket: /run/{long}: longer than the 96 bytes that a socket's path may have: choose a shorter \
+             one\nt.toml:3: service.state: {dir}: is a folder: give the path of a file in it\n\
+             t.toml:8: pool.key_file: \"\": names no file: give the path of one"
+        )
+    );
+    // The same file by other names: as it is written, through a link, and not there yet.
+    std::fs::create_dir(folder.path().join("d")).unwrap();
+    std::os::unix::fs::symlink(folder.path().join("d"), folder.path().join("link")).unwrap();
+    for (one, two) in [("d/m", "./d/m"), ("d/m", "link/m"), ("d/../d/m", "d/m")] {
+        let text = format!("[pool]\nk = 1\nm = 1\nmembers = [\"file:{dir}/{one}\", \"file:{dir}/{two}\"]\n");
+        let error = errors(&text);
+        assert!(
+            error.contains(": the same as pool.members[0]: each member has a file or device of its own"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn what_stands_twice_is_named_with_both_places() {
+    let subsystem = "[[subsystem]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true\n";
+    let listener = "[[listener]]\naddress = \"127.0.0.1\"\nport = 4420\n";
+    assert_eq!(
+        errors(&format!("{subsystem}{subsystem}{listener}{listener}")),
+        "t.toml:5: subsystem[1].nqn: nqn.2026-11.io.example:a: the same as subsystem[0].nqn: each subsystem has an NQN of its \
+         own\nt.toml:11: listener[1].address: 127.0.0.1: the same as listener[0]: each listener has an address and port of \
+         its own"
+    );
+}
+
+#[test]
 fn h145_cpus_are_checked_against_the_ones_we_may_use() {
     let cpus = |list: &str| load_text(&format!("[reactors]\ncpus = \"{list}\"\n"), &[]);
     assert_eq!(cpus("0-3").unwrap().reactors, 4);
@@ -190,7 +242,8 @@ fn load_changed(text: &str, then: &str, ran: &str) -> Result<Checked, ConfigErro
     let (configured, running) = objects::Objects::differences(&objects(then), &objects(ran));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.toml");
-    state::Prepared::write(&file, &merge::Changes { configured, running }).unwrap().commit().unwrap();
+    let kept = state::Kept { changes: merge::Changes { configured, running }, pool: None };
+    state::Prepared::write(&file, &kept).unwrap().commit().unwrap();
     let loaded = load::parse(Path::new("t.toml"), text.to_owned(), [])?;
     let mut state = State::read(&file).unwrap();
     state.file = PathBuf::from("state.toml");

@@ -27,13 +27,13 @@ use tokio::task::JoinSet;
 use super::{CALL_LIMIT, Control, Refusal, RefusalKind};
 
 /// Connections at one time; more wait in the socket's backlog.
-const MAX_CONNECTIONS: usize = 256;
+pub const MAX_CONNECTIONS: usize = 1024;
 /// A request's body: a list of a thousand hosts fits, a flood doesn't.
 const MAX_BODY_BYTES: usize = 1 << 20;
 /// A request's head, and each connection's buffer.
 const MAX_HEAD_BYTES: usize = 16 << 10;
-/// A head that isn't complete by then is given up.
-const HEAD_LIMIT: Duration = Duration::from_secs(5);
+/// A head that isn't complete by then is given up: whoever asks sends it at once.
+const HEAD_LIMIT: Duration = Duration::from_secs(2);
 /// A body that isn't complete by then is given up.
 const BODY_LIMIT: Duration = Duration::from_secs(5);
 /// How long a connection may last, slow readers included.

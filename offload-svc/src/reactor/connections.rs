@@ -17,13 +17,14 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nvmf_target::backend::Reply;
 use nvmf_target::buffer::BufferPool;
 use nvmf_target::proto::io_queue::IoQueuePair;
+use nvmf_target::wire::nqn::Nqn;
 use slab::Slab;
 
 use super::Shared;
 use super::connection::{Connection, Turn};
 use super::message::{self, Message, QueueId, QueueSink};
 use super::metrics::{Counters, count};
-use crate::buffers::Wait;
+use crate::buffers::{HostBuffers, Wait};
 
 /// Turns of one round: then rings, timers and files have theirs.
 const TURNS_PER_ROUND: usize = 64;
@@ -41,6 +42,8 @@ pub(super) struct Connections {
 struct Place {
     connection: Connection,
     generation: u64,
+    /// The pool, as its host may use it.
+    buffers: Arc<HostBuffers>,
     /// It is in `ready`.
     queued: bool,
     /// Its entry in `deadlines`.
@@ -83,13 +86,14 @@ impl Connections {
     }
 
     /// Takes a queue pair over.
-    pub(super) fn adopt(&mut self, mut queue: IoQueuePair, socket: TcpStream, epoll: &Epoll, now: Instant) {
+    pub(super) fn adopt(&mut self, host: &Nqn, mut queue: IoQueuePair, socket: TcpStream, epoll: &Epoll, now: Instant) {
         self.next_generation += 1;
         let entry = self.places.vacant_entry();
         let id = QueueId { slot: entry.key(), generation: self.next_generation };
         let (shared, reactor) = (self.shared.clone(), self.reactor);
         let waker = Waker::from(Arc::new(QueueWaker { shared: shared.clone(), reactor, queue: id }));
-        queue.attach(Arc::new(shared.host_buffers.clone()), waker.clone(), now);
+        let buffers = Arc::new(shared.host_buffers.for_host(host.as_str()));
+        queue.attach(Arc::clone(&buffers) as _, waker.clone(), now);
         let interest = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
         let watched = socket
             .set_nonblocking(true)
@@ -102,7 +106,8 @@ impl Connections {
             connection.cut();
         }
         let generation = id.generation;
-        entry.insert(Place { connection, generation, queued: false, deadline: None, buffer: None, waker });
+        let place = Place { connection, generation, buffers, queued: false, deadline: None, buffer: None, waker };
+        entry.insert(place);
         self.make_ready(id.slot);
     }
 
@@ -213,7 +218,7 @@ impl Connections {
             place.buffer = None;
             return;
         };
-        let pool = &self.shared.host_buffers;
+        let pool = &place.buffers;
         if len_bytes > pool.largest_bytes() {
             // MDTS is checked against the pool at the start; a queue that waits for ever would be worse than none.
             tracing::error!("an I/O queue needs a buffer of {len_bytes} bytes, and no buffer is that large");

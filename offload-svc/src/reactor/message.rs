@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nvmf_target::backend::{Reply, ReplySink};
 use nvmf_target::proto::io_queue::IoQueuePair;
+use nvmf_target::wire::nqn::Nqn;
 
 use super::Shared;
 use super::doorbell::Doorbell;
@@ -25,7 +26,7 @@ pub(crate) enum Message {
     /// A command of one of its queues is answered.
     Reply { queue: QueueId, token: u64, reply: Reply },
     /// A queue pair to drive from now on.
-    Adopt { queue: Box<IoQueuePair>, stream: std::net::TcpStream },
+    Adopt { host: Nqn, queue: Box<IoQueuePair>, stream: std::net::TcpStream },
     /// Something happened to one of its queues elsewhere.
     Wake { queue: QueueId },
     /// Close all queue pairs.

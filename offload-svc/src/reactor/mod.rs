@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use nvmf_target::proto::io_queue::IoQueuePair;
 use nvmf_target::target::{AdoptError, QueueHost};
+use nvmf_target::wire::nqn::Nqn;
 use tokio::sync::watch;
 
 mod connection;
@@ -175,7 +176,7 @@ impl Reactors {
 }
 
 impl QueueHost for Reactors {
-    fn adopt(&self, queue: IoQueuePair, stream: std::net::TcpStream) -> Result<(), AdoptError> {
+    fn adopt(&self, host: &Nqn, queue: IoQueuePair, stream: std::net::TcpStream) -> Result<(), AdoptError> {
         let load = |mailbox: &Mailbox| mailbox.counters.queues.load(Ordering::Relaxed);
         let alive = self.shared.mailboxes.iter().enumerate().filter(|(_, mailbox)| !mailbox.is_closed());
         let Some((_, mailbox)) = alive.min_by_key(|(_, mailbox)| load(mailbox)) else {
@@ -183,7 +184,7 @@ impl QueueHost for Reactors {
         };
         // Counted before it arrives, so that a flood of connections spreads.
         mailbox.counters.queues.fetch_add(1, Ordering::Relaxed);
-        mailbox.put(Message::Adopt { queue: Box::new(queue), stream }).map_err(|_| {
+        mailbox.put(Message::Adopt { host: host.clone(), queue: Box::new(queue), stream }).map_err(|_| {
             mailbox.counters.queues.fetch_sub(1, Ordering::Relaxed);
             AdoptError::ShuttingDown
         })

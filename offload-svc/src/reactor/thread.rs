@@ -222,8 +222,8 @@ impl Reactor {
             Message::Task(task) => task(&self.local),
             Message::Reply { queue, token, reply } => self.connections.complete(queue, token, reply, now),
             Message::Wake { queue } => self.connections.wake(queue, now),
-            Message::Adopt { queue, stream } if self.stopping.is_none() => {
-                self.connections.adopt(*queue, stream, &self.epoll, now);
+            Message::Adopt { host, queue, stream } if self.stopping.is_none() => {
+                self.connections.adopt(&host, *queue, stream, &self.epoll, now);
             }
             // Too late: both are closed by being dropped.
             Message::Adopt { .. } => {}

@@ -10,9 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::config::merge::Changes;
 use crate::config::objects::Objects;
-use crate::config::state::{Prepared, WriteError};
+use crate::config::state::{Kept, Prepared, WriteError};
 use crate::config::values::BackendSpec;
 use crate::config::{Checked, Config};
+use uuid::Uuid;
 
 /// Why a change was not made, or not kept.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,8 @@ pub enum ChangeError {
 pub(super) struct Ledger {
     configured: Objects,
     file: PathBuf,
+    /// The pool that is served, or was last.
+    pool: Option<Uuid>,
     running: Mutex<Running>,
     turn: tokio::sync::Mutex<()>,
 }
@@ -48,26 +51,43 @@ pub(super) struct Turn<'a> {
     _turn: tokio::sync::MutexGuard<'a, ()>,
 }
 
+/// A change that is written down and not made yet.
+pub(super) struct Written {
+    objects: Objects,
+    prepared: Prepared,
+}
+
 impl Ledger {
-    pub(super) fn new(checked: &Checked) -> Self {
+    pub(super) fn new(checked: &Checked, pool: Option<Uuid>) -> Self {
         let running = Running { objects: Objects::of(&checked.config), leaving: HashSet::new() };
         Self {
             configured: checked.configured.clone(),
             file: checked.state.file.clone(),
+            pool: pool.or(checked.state.kept.pool),
             running: Mutex::new(running),
             turn: tokio::sync::Mutex::default(),
         }
     }
 
     /// Writes down what was found at the start, if the file says otherwise: changes that the configuration has overruled or
-    /// caught up with must not come back.
+    /// caught up with must not come back, and the pool must be known before it is written to.
     pub(super) async fn settle(&self, checked: &Checked) -> Result<(), ChangeError> {
         let turn = self.turn().await;
-        let objects = self.objects();
-        if self.changes(&objects) == checked.state.changes {
+        let (kept, found) = (self.kept(&self.objects()), &checked.state.kept);
+        if kept == *found {
             return Ok(());
         }
-        turn.change(|_| {}, || Ok(())).await
+        match turn.change(|_| {}, || Ok(())).await {
+            // Nobody has asked for a state file there, and nothing has been changed that it must keep.
+            Err(error) if checked.config.service.state.is_none() && kept.changes == found.changes => {
+                tracing::warn!(
+                    "{error}. Without it, members that are missing altogether are taken for a new pool's: set service.state \
+                     to a file that can be written"
+                );
+                Ok(())
+            }
+            settled => settled,
+        }
     }
 
     /// The objects as they run.
@@ -109,9 +129,9 @@ impl Ledger {
         self.running().leaving.remove(volume);
     }
 
-    fn changes(&self, objects: &Objects) -> Changes {
+    fn kept(&self, objects: &Objects) -> Kept {
         let (configured, running) = Objects::differences(&self.configured, objects);
-        Changes { configured, running }
+        Kept { changes: Changes { configured, running }, pool: self.pool }
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {
@@ -127,16 +147,28 @@ impl Turn<'_> {
         edit: impl FnOnce(&mut Objects),
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
+        let written = self.write(edit).await?;
+        let made = make()?;
+        self.keep(written).await?;
+        Ok(made)
+    }
+
+    /// Writes down what `edit` does to the objects, before it is made: dropped, nothing has changed.
+    pub(super) async fn write(&self, edit: impl FnOnce(&mut Objects)) -> Result<Written, ChangeError> {
         let mut objects = self.ledger.objects();
         edit(&mut objects);
-        let (changes, file) = (self.ledger.changes(&objects), self.ledger.file.clone());
-        let prepared = tokio::task::spawn_blocking(move || Prepared::write(&file, &changes)).await;
+        let (kept, file) = (self.ledger.kept(&objects), self.ledger.file.clone());
+        let prepared = tokio::task::spawn_blocking(move || Prepared::write(&file, &kept)).await;
         let prepared = prepared.map_err(|_| ChangeError::Bug)?.map_err(ChangeError::NotMade)?;
-        let made = make()?;
+        Ok(Written { objects, prepared })
+    }
+
+    /// It has been made.
+    pub(super) async fn keep(&self, written: Written) -> Result<(), ChangeError> {
+        let Written { objects, prepared } = written;
         self.ledger.running().objects = objects;
         let committed = tokio::task::spawn_blocking(move || prepared.commit()).await;
-        committed.map_err(|_| ChangeError::Bug)?.map_err(ChangeError::NotKept)?;
-        Ok(made)
+        committed.map_err(|_| ChangeError::Bug)?.map_err(ChangeError::NotKept)
     }
 
     /// Lets no namespace take the volume from now on, until [`Ledger::left`].

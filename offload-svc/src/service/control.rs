@@ -11,7 +11,7 @@ use nvmf_target::target::TargetError;
 
 use super::changes::ChangeError;
 use super::configuration;
-use super::live::{ChangeRefused, Live, OpenError, ReleaseError};
+use super::live::{ChangeRefused, Live, OpenError, ReleaseError, ResizeError};
 use super::members::ComeError;
 use super::views;
 use crate::config::check;
@@ -94,9 +94,9 @@ impl Control for ServiceControl {
         let live = Arc::clone(&self.0);
         async move {
             let pool = live.storage().ok_or_else(no_pool)?.pool();
-            live.release_volume(&request.name).await.map_err(release_refusal)?;
+            let released = live.release_volume(&request.name).await.map_err(release_refusal)?;
             let deleted = pool.delete_volume(request.name.as_str()).await;
-            live.ledger().left(request.name.as_str());
+            live.volume_left(&request.name, released, deleted.is_ok()).await;
             deleted.map_err(volume_refusal)
         }
         .boxed()
@@ -111,14 +111,7 @@ impl Control for ServiceControl {
                 let block_size = if there.block_bytes == 512 { BlockSize::B512 } else { BlockSize::B4096 };
                 check_size(request.size, block_size)?;
             }
-            let resized = pool.resize_volume(name, request.size.bytes()).await.map_err(volume_refusal)?;
-            if let Some((nqn, nsid)) = live.ledger().server_of(name)
-                && let Err(error) = live.target().namespace_resized(&nqn, nsid)
-            {
-                // Removed in this very moment: then nobody is there to be told.
-                tracing::debug!(%error, volume = name, "hosts not told of the new size");
-            }
-            live.volume_resized(&request.name, request.size).await.map_err(change_refusal)?;
+            let resized = live.resize_volume(&request.name, request.size).await.map_err(resize_refusal)?;
             Ok(views::volume(&live, &resized))
         }
         .boxed()
@@ -244,6 +237,14 @@ fn release_refusal(error: ReleaseError) -> Refusal {
     match error {
         ReleaseError::Served { .. } | ReleaseError::Leaving { .. } => Refusal::new(RefusalKind::Conflict, error),
         ReleaseError::Change(error) => change_refusal(error),
+    }
+}
+
+fn resize_refusal(error: ResizeError) -> Refusal {
+    match error {
+        ResizeError::NoPool => no_pool(),
+        ResizeError::Volume(error) => volume_refusal(error),
+        ResizeError::Change(error) => change_refusal(error),
     }
 }
 

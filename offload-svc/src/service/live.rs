@@ -14,16 +14,17 @@ use uuid::Uuid;
 
 use super::ServiceError;
 use super::changes::{ChangeError, Ledger};
-use super::storage::Storage;
+use super::storage::{self, Storage};
 use crate::config::check;
 use crate::config::error::{ConfigError, Reason};
 use crate::config::names::{Nqn, VolumeName};
 use crate::config::objects::Objects;
 use crate::config::plan::{MemoryPlan, Shortage};
-use crate::config::schema::{Listener, Namespace, Subsystem};
+use crate::config::schema::{Listener, Namespace, Subsystem, Volume};
 use crate::config::values::{BackendSpec, BlockSize, ByteSize};
 use crate::config::{Checked, Config};
 use crate::plain::{PlainBackend, PlainError};
+use crate::pool::{VolumeError, VolumeStatus};
 use crate::reactor::{ReactorFailure, Reactors};
 
 /// What hosts read as the model number.
@@ -150,9 +151,27 @@ pub enum ReleaseError {
     Change(#[from] ChangeError),
 }
 
+/// Why a volume is not resized.
+#[derive(Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// There is no pool.
+    #[error("there is no pool: list its members in pool.members of the configuration")]
+    NoPool,
+    /// The pool refuses.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// It could not be kept.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+}
+
+/// A volume's object, taken out of the objects while the volume is deleted.
+pub(super) struct Released(Option<Volume>);
+
 impl Live {
     pub(super) fn new(checked: Checked, reactors: Reactors, target: Arc<Target>, storage: Option<Storage>) -> Self {
-        let ledger = Ledger::new(&checked);
+        let pool = storage.as_ref().filter(|_| storage::outlives_us(&checked.config));
+        let ledger = Ledger::new(&checked, pool.map(|storage| storage.pool().status().uuid));
         let state = AtomicU8::new(State::Starting as u8);
         Self { checked, reactors, target, state, ready: OnceLock::new(), ledger, storage }
     }
@@ -320,8 +339,8 @@ impl Live {
     }
 
     /// Takes a volume that no namespace serves out of the objects, so that no namespace can take it and a restart doesn't
-    /// make it again; the caller deletes it and then says [`Ledger::left`].
-    pub(super) async fn release_volume(&self, name: &VolumeName) -> Result<(), ReleaseError> {
+    /// make it again; the caller deletes it and then says [`Live::volume_left`], with what this returns.
+    pub(super) async fn release_volume(&self, name: &VolumeName) -> Result<Released, ReleaseError> {
         let turn = self.ledger.turn().await;
         if let Some((nqn, nsid)) = self.ledger.server_of(name.as_str()) {
             return Err(ReleaseError::Served { name: name.clone(), nqn, nsid });
@@ -331,27 +350,54 @@ impl Live {
         }
         turn.leave(name.as_str());
         // Where the configuration has it, a release that could not be kept is written down again.
-        if self.ledger.objects().volume(name).is_none() && self.ledger.configured().volume(name).is_none() {
-            return Ok(());
+        let object = self.ledger.objects().volume(name).cloned();
+        if object.is_none() && self.ledger.configured().volume(name).is_none() {
+            return Ok(Released(None));
         }
         let edit = |objects: &mut Objects| objects.volumes.retain(|v| v.name != *name);
         let released = turn.change(edit, || Ok::<_, ChangeError>(())).await;
         if released.is_err() {
             self.ledger.left(name.as_str());
         }
-        Ok(released?)
+        released?;
+        Ok(Released(object))
     }
 
-    /// Keeps the new size of a volume that the configuration speaks of.
-    pub(super) async fn volume_resized(&self, name: &VolumeName, size: ByteSize) -> Result<(), ChangeError> {
-        let turn = self.ledger.turn().await;
-        if self.ledger.objects().volume(name).is_none() {
-            return Ok(());
+    /// The volume is deleted, or stays: then it stands among the objects again as it did.
+    pub(super) async fn volume_left(&self, name: &VolumeName, released: Released, deleted: bool) {
+        if let (Released(Some(object)), false) = (released, deleted) {
+            let turn = self.ledger.turn().await;
+            let back = turn.change(|objects| objects.volumes.push(object), || Ok::<_, ChangeError>(())).await;
+            if let Err(error) = back {
+                tracing::warn!(volume = %name, "not deleted, and no longer among the objects that are kept: {error}");
+            }
         }
-        let edit = |objects: &mut Objects| {
-            objects.volumes.iter_mut().filter(|volume| volume.name == *name).for_each(|volume| volume.size = size);
+        self.ledger.left(name.as_str());
+    }
+
+    /// Resizes a volume; where the configuration speaks of it, its new size is kept.
+    pub(super) async fn resize_volume(&self, name: &VolumeName, size: ByteSize) -> Result<VolumeStatus, ResizeError> {
+        let pool = self.storage.as_ref().ok_or(ResizeError::NoPool)?.pool();
+        let turn = self.ledger.turn().await;
+        let written = match self.ledger.objects().volume(name) {
+            None => None,
+            Some(_) => {
+                let same = |volume: &&mut Volume| volume.name == *name;
+                let edit = |objects: &mut Objects| objects.volumes.iter_mut().filter(same).for_each(|v| v.size = size);
+                Some(turn.write(edit).await?)
+            }
         };
-        turn.change(edit, || Ok(())).await
+        let resized = pool.resize_volume(name.as_str(), size.bytes()).await?;
+        if let Some((nqn, nsid)) = self.ledger.server_of(name.as_str())
+            && let Err(error) = self.target.namespace_resized(&nqn, nsid)
+        {
+            // Removed in this very moment: then nobody is there to be told.
+            tracing::debug!(%error, volume = %name, "hosts not told of the new size");
+        }
+        if let Some(written) = written {
+            turn.keep(written).await?;
+        }
+        Ok(resized)
     }
 
     /// A subsystem with its hosts, or nothing.

@@ -39,12 +39,21 @@ use signals::Signals;
 /// Threads of the control plane: accepting, admin queues, management. One may be preempted without the other waiting.
 const CONTROL_THREADS: usize = 2;
 
-/// Runs the service until it is told to stop. `force` says in spite of what the pool is mounted. `announce` gets the line that
+/// In spite of what the service starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Forced {
+    /// In spite of what the pool is mounted.
+    pub mount: Force,
+    /// A pool is made although another one was served before and is not there.
+    pub new_pool: bool,
+}
+
+/// Runs the service until it is told to stop. `force` says in spite of what it starts. `announce` gets the line that
 /// says how to attach, once it is ready.
 ///
 /// # Errors
 /// If it can't start, if a part of it fails, or if it can't stop cleanly.
-pub fn run(checked: Checked, force: Force, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
+pub fn run(checked: Checked, force: Forced, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
     if !compiler::compiles_rightly() {
         return Err(ServiceError::Compiler);
     }
@@ -61,7 +70,7 @@ pub fn run(checked: Checked, force: Force, announce: impl FnOnce(&str)) -> Resul
 /// Time that the pool has to close, however long the target has taken.
 const CLOSE_LEAST: Duration = Duration::from_secs(2);
 
-async fn serve(checked: Checked, force: Force, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
+async fn serve(checked: Checked, force: Forced, announce: impl FnOnce(&str)) -> Result<(), ServiceError> {
     let mut signals = Signals::new().map_err(ServiceError::Signals)?;
     let drain = Duration::from_millis(checked.config.service.drain_timeout_ms);
     let started = tokio::select! {

@@ -1,19 +1,22 @@
-//! What can be made or checked before anything runs: folders, and whether addresses are free.
+//! What can be made or checked before anything runs: folders, descriptors, and whether addresses are free.
 //!
-//! Owns the service's own folders. Must not open members. Invariant: only the last part of a path is made, so that a disk
-//! that isn't mounted is not papered over by a folder of its name.
+//! Owns the service's own folders. Must not open members. Invariant: where a pool has been served, no folder of its members
+//! or key is made, so that a disk that isn't mounted is not papered over by a folder of its name.
 
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use super::ServiceError;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use super::{Forced, ServiceError};
+use crate::config::Checked;
 use crate::config::values::MemberSpec;
-use crate::config::{Checked, Config};
 
 /// Makes the folders of the socket, the state file, the key file and the file members.
-pub(super) fn folders(config: &Config) -> Result<(), ServiceError> {
+pub(super) fn folders(checked: &Checked, force: Forced) -> Result<(), ServiceError> {
+    let config = &checked.config;
     folder_of(&config.service.socket, "service.socket")?;
     match folder_of(&config.service.state_file(), "service.state") {
         // Nobody has asked for that place: the service can do without until something is changed.
@@ -22,7 +25,8 @@ pub(super) fn folders(config: &Config) -> Result<(), ServiceError> {
         }
         made => made?,
     }
-    if config.pool.members.is_empty() {
+    let served_before = checked.state.kept.pool.is_some() && !force.new_pool;
+    if config.pool.members.is_empty() || served_before {
         return Ok(());
     }
     folder_of(&config.pool.key_file, "pool.key_file")?;
@@ -34,6 +38,28 @@ pub(super) fn folders(config: &Config) -> Result<(), ServiceError> {
         }
     }
     Ok(())
+}
+
+/// Lets the process open as many files as it may, and says so if that is too few for what is configured. `needed` counts
+/// connections; members and the rest come on top.
+pub(super) fn descriptors(needed: usize) {
+    /// Epoll, io_uring, eventfds, members, standard streams.
+    const OTHERS: u64 = 512;
+    let needed = needed as u64 + OTHERS;
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+        let wanted = hard.min(needed.max(soft));
+        setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).map(|()| wanted)
+    });
+    match raised {
+        Ok(may) if may >= needed => {}
+        Ok(may) => tracing::warn!(
+            may,
+            needed,
+            "too few file descriptors for all connections that the limits allow: raise RLIMIT_NOFILE (ulimit -n), or lower \
+             limits.hosts or limits.queues"
+        ),
+        Err(error) => tracing::warn!(%error, "the limit of file descriptors can't be read or raised"),
+    }
 }
 
 fn folder_of(file: &Path, key: &'static str) -> Result<(), ServiceError> {

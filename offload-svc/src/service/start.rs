@@ -12,12 +12,11 @@ use tokio::runtime::Handle;
 
 use super::live::Live;
 use super::storage::{self, Storage};
-use super::{ServiceError, prepare};
+use super::{Forced, ServiceError, prepare};
 use crate::config::check::{MAX_HOSTS, MAX_LISTENERS, MAX_NSID, MAX_SUBSYSTEMS};
 use crate::config::plan::QUEUE_STAGING_BYTES;
 use crate::config::{Checked, Config};
-use crate::manage::server::Socket;
-use crate::pool::Force;
+use crate::manage::server::{MAX_CONNECTIONS as MANAGEMENT_CONNECTIONS, Socket};
 use crate::reactor::{Reactors, Settings};
 
 /// A service that is up and not yet announced.
@@ -31,12 +30,13 @@ pub(super) struct Started {
 }
 
 /// Starts everything that `checked` asks for.
-pub(super) async fn start(checked: Checked, force: Force) -> Result<Started, ServiceError> {
-    prepare::folders(&checked.config)?;
+pub(super) async fn start(checked: Checked, force: Forced) -> Result<Started, ServiceError> {
+    prepare::folders(&checked, force)?;
     let socket = Socket::bind(&checked.config.service.socket)?;
     // Nobody else has this socket now, so nobody else changes the state file.
     checked.state.check_unchanged()?;
     prepare::addresses(&checked)?;
+    prepare::descriptors(limits(&checked.config).connections + MANAGEMENT_CONNECTIONS);
     let settings = Settings::from_config(&checked.config, checked.reactors)?;
     // EAL and the reactors' threads are waited for.
     let reactors = tokio::task::spawn_blocking(move || Reactors::start(&settings)).await;
@@ -52,7 +52,7 @@ pub(super) async fn start(checked: Checked, force: Force) -> Result<Started, Ser
     }
 }
 
-async fn bring_up(checked: Checked, force: Force, reactors: Reactors) -> Result<Arc<Live>, ServiceError> {
+async fn bring_up(checked: Checked, force: Forced, reactors: Reactors) -> Result<Arc<Live>, ServiceError> {
     let target = Target::new(TargetConfig {
         limits: limits(&checked.config),
         firmware: firmware(),
@@ -103,7 +103,8 @@ fn limits(config: &Config) -> Limits {
     // Each host may have a discovery connection besides, and all its queues' connections.
     let connections = hosts * (2 + usize::from(limits.queues)) + 64;
     Limits {
-        controllers: 2 * hosts,
+        controllers: hosts,
+        discovery_controllers: hosts,
         io_queues: limits.queues,
         queue_entries: limits.queue_depth,
         in_capsule_bytes: limits.in_capsule.bytes() as u32,

@@ -1,9 +1,11 @@
 //! The pool's place in the service: members, key, format or mount, volumes, and the way of its messages.
 //!
-//! Owns the decision to format, which is made only where nothing is lost. Must not know what a pool does. Invariant: a
-//! member that holds anything is never written to by a format, and no key is made for a pool that exists.
+//! Owns the decision to format, which is made only where nothing is lost. Must not know what a pool does. Invariants: a
+//! member that holds anything is never written to by a format; no key is made for a pool that exists; where a pool was
+//! served before, blank members are not taken for a new one; a format that fails leaves no files of its own.
 
 use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +13,14 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
+use super::Forced;
 use super::members::Devices;
 use crate::config::schema::Volume;
-use crate::config::values::ByteSize;
+use crate::config::values::{ByteSize, MemberSpec};
 use crate::config::{Checked, Config, ConfigError, Reason, Sources};
 use crate::pool::{
-    self, CheckpointError, Courier, Env, Force, FormatError, Inspection, MemberInput, Message, MountError,
-    MountOptions, Mounted, Pool, PoolReactor, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
+    self, CheckpointError, Courier, Env, FormatError, Inspection, MemberInput, Message, MountError, MountOptions,
+    Mounted, Pool, PoolReactor, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
 };
 use crate::reactor::disk::FileError;
 use crate::reactor::env::ReactorEnv;
@@ -39,6 +42,30 @@ pub enum StorageError {
         index: usize,
         /// Why.
         source: FileError,
+    },
+    /// A member of a new pool can't be opened or made.
+    #[error("pool.members[{index}]: {reason}; no pool was made")]
+    NotMade {
+        /// Its place in the configuration.
+        index: usize,
+        /// Why.
+        reason: String,
+    },
+    /// The pool that was served before is not there.
+    #[error(
+        "pool.members: none of them holds the pool {pool}, which was served before ({}): {}. Mount or connect what its members \
+         are on and start again. To give that pool up and make a new, empty one of these members, start once with \
+         --force new-pool. Nothing was changed",
+        state.display(),
+        members.join(", ")
+    )]
+    PoolGone {
+        /// The pool.
+        pool: Uuid,
+        /// The file that says so.
+        state: PathBuf,
+        /// What is in each member's place.
+        members: Vec<String>,
     },
     /// No key.
     #[error("pool.key_file: {0}")]
@@ -101,19 +128,29 @@ impl Storage {
     /// Mounts the pool of the configuration, or formats its members if they are blank; none without members.
     pub(super) async fn open(
         checked: &Checked,
-        force: Force,
+        force: Forced,
         reactors: &Reactors,
     ) -> Result<Option<Self>, StorageError> {
         let config = &checked.config;
         if config.pool.members.is_empty() {
             return Ok(None);
         }
-        let (members, formatted) = find_or_format(config, reactors).await?;
-        let key = load_key(config, formatted).await?;
-        if formatted {
-            format(config, reactors, &members).await?;
-        }
-        let options = MountOptions { force, ..config.pool.mount_options() };
+        let (members, found) = find(config, reactors).await?;
+        let (members, key) = match found {
+            Some(pool) => {
+                note_another_pool(checked, pool);
+                make_spares(config, &members).await?;
+                (members, load_key(config, false).await?)
+            }
+            None => {
+                refuse_without_pool(checked, force, &members)?;
+                // First, as what is made after it is taken back if it fails.
+                let key = load_key(config, true).await?;
+                (make_pool(config, reactors, members).await?, key)
+            }
+        };
+        let formatted = found.is_none();
+        let options = MountOptions { force: force.mount, ..config.pool.mount_options() };
         let mounted = mount(options, reactors, &members, key).await?;
         let pool = spread(mounted, reactors, &members).await?;
         let devices = Arc::new(Devices::new(pool, members, config.pool.clone()));
@@ -256,26 +293,87 @@ async fn open_members(config: &Config, missing: Missing) -> Result<Members, Stor
     opened.map_err(|_| StorageError::Bug)
 }
 
-/// The members, and whether they are to be formatted. Files are made only where no member says that a pool exists: in an
-/// existing pool, a new file in place of a lost one would only hide the loss.
-async fn find_or_format(config: &Config, reactors: &Reactors) -> Result<(Members, bool), StorageError> {
+/// The members, and the pool on them. In an existing pool no file is made: a new one in place of a lost one would only hide
+/// the loss.
+async fn find(config: &Config, reactors: &Reactors) -> Result<(Members, Option<Uuid>), StorageError> {
     let members = open_members(config, Missing::Leave).await?;
     refuse_busy(&members)?;
-    if let Inspection::Pool { uuid } = inspect(reactors, &members, config.pool.members.len()).await? {
-        tracing::info!(pool = %uuid, "pool found");
-        make_spares(config, &members).await?;
-        return Ok((members, false));
+    let found = match inspect(reactors, &members, config.pool.members.len()).await? {
+        Inspection::Pool { uuid } => {
+            tracing::info!(pool = %uuid, "pool found");
+            Some(uuid)
+        }
+        Inspection::Formattable | Inspection::Other(_) => None,
+    };
+    Ok((members, found))
+}
+
+/// Members may lead to another pool than before, but somebody should know.
+fn note_another_pool(checked: &Checked, found: Uuid) {
+    if let Some(before) = checked.state.kept.pool.filter(|before| *before != found) {
+        tracing::warn!(pool = %found, %before, "another pool than the one that was served before is on pool.members");
     }
-    let count = config.pool.members.len();
-    let all_there = members.iter().take(count).all(|member| member.file.is_ok());
-    if all_there {
-        return Ok((members, true));
-    }
+}
+
+/// Whether a pool of these members can still be there after a restart: one in memory can't.
+pub(super) fn outlives_us(config: &Config) -> bool {
+    config.pool.members.iter().any(|member| !matches!(member, MemberSpec::Mem(_)))
+}
+
+/// Where a pool was served, its members being gone altogether means that they are somewhere else.
+fn refuse_without_pool(checked: &Checked, force: Forced, members: &Members) -> Result<(), StorageError> {
+    let known = checked.state.kept.pool.filter(|_| !force.new_pool && outlives_us(&checked.config));
+    let Some(pool) = known else { return Ok(()) };
+    let state = |member: Arc<Member>| match &member.file {
+        Ok(_) => format!("{}: no member of a pool", member.name),
+        Err(error) => error.to_string(),
+    };
+    let members = members.iter().take(checked.config.pool.members.len()).map(state).collect();
+    Err(StorageError::PoolGone { pool, state: checked.state.file.clone(), members })
+}
+
+/// Makes a pool of blank members, and of files that are not there yet.
+async fn make_pool(config: &Config, reactors: &Reactors, members: Members) -> Result<Members, StorageError> {
+    let specs = config.pool.members.iter().chain(&config.pool.spares);
+    let not_there = |spec: &&MemberSpec| matches!(spec, MemberSpec::File(path) if !path.exists());
+    let absent: Vec<PathBuf> = specs.filter(not_there).filter_map(|spec| spec.path().map(Path::to_owned)).collect();
     // The locks go first, or opening again would find the members in use.
     drop(members);
     let members = open_members(config, Missing::Create { bytes: config.pool.member_size.bytes() }).await?;
-    refuse_busy(&members)?;
-    Ok((members, true))
+    let made = match refuse_unopened(&members, config.pool.members.len()) {
+        Ok(()) => format(config, reactors, &members).await,
+        Err(error) => Err(error),
+    };
+    match made {
+        Ok(_) => Ok(members),
+        Err(error) => {
+            remove_made(&absent, &members);
+            Err(error)
+        }
+    }
+}
+
+/// Files that this start has made, and that nobody else can have used: they are locked.
+fn remove_made(absent: &[PathBuf], members: &Members) {
+    for member in members.iter().filter(|member| member.file.is_ok()) {
+        let made = absent.iter().find(|path| MemberSpec::File((*path).clone()).to_string() == member.name);
+        if let Some(path) = made
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            tracing::warn!(path = %path.display(), %error, "made for a pool that was not made, and can't be removed");
+        }
+    }
+}
+
+/// A pool is made of all its members.
+fn refuse_unopened(members: &Members, count: usize) -> Result<(), StorageError> {
+    refuse_busy(members)?;
+    for (index, member) in members.iter().take(count).enumerate() {
+        if let Err(error) = &member.file {
+            return Err(StorageError::NotMade { index, reason: error.to_string() });
+        }
+    }
+    Ok(())
 }
 
 /// Spares that are not there yet are made: nothing can be lost with one that is blank.

@@ -38,6 +38,26 @@ fn volumes_and_namespaces_come_and_go_while_it_serves() {
     assert_eq!(daemon.stop(), 0);
 }
 
+/// A change that can't be kept is not made.
+#[test]
+fn a_resize_that_can_not_be_kept_changes_nothing() {
+    let site = Site::new();
+    let daemon = site.start();
+    let mut host = daemon.connect();
+    // In the way of the file that the state is written to first.
+    let in_the_way = site.path().join("control.state.toml.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    std::fs::write(in_the_way.join("x"), "").unwrap();
+    refused(&site, &["volume", "resize", "vol0", "96MiB"], "nothing was changed");
+    assert_eq!(host.controller.namespace(1).unwrap().size_bytes(), 64 << 20);
+    assert_eq!(site.ask(&["volume", "list"])[0]["size_bytes"], 64 << 20);
+    assert!(host.try_write(1, 16384, 1).is_err(), "past the end");
+    std::fs::remove_dir_all(&in_the_way).unwrap();
+    site.ask(&["volume", "resize", "vol0", "96MiB"]);
+    assert_eq!(host.controller.namespace(1).unwrap().size_bytes(), 96 << 20);
+    assert_eq!(daemon.stop(), 0);
+}
+
 #[test]
 fn h52_a_grown_volume_has_one_size_everywhere() {
     let site = Site::new();

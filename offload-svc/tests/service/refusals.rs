@@ -108,7 +108,85 @@ fn a_pool_that_could_have_a_rival_is_mounted_only_by_force() {
     assert_eq!(daemon.connect().stamp(1, 6), Some(66));
     assert_eq!(daemon.stop(), 0);
     let (code, error) = site.refused_with(&site.config(), &["--force", "everything"]);
-    assert!(code == 2 && error.contains("[possible values: rival, lost-writes]"), "{error}");
+    assert!(code == 2 && error.contains("[possible values: rival, lost-writes, new-pool]"), "{error}");
+}
+
+/// The disk that the members are on is not mounted: its folder is there, and empty.
+#[test]
+fn a_pool_that_was_served_is_not_replaced_by_an_empty_one() {
+    let site = Site::new();
+    let text = site.text();
+    let at = |folder: &str| text.replace("/member-", &format!("/{folder}/member-"));
+    site.configure(&at("disk"));
+    let daemon = site.start();
+    daemon.connect().write(1, 5, 55);
+    assert_eq!(daemon.stop(), 0);
+    let (disk, elsewhere) = (site.path().join("disk"), site.path().join("elsewhere"));
+    std::fs::rename(&disk, &elsewhere).unwrap();
+    for empty_folder in [false, true] {
+        if empty_folder {
+            std::fs::create_dir(&disk).unwrap();
+        }
+        let (code, error) = site.refused(&site.config());
+        assert_eq!(code, 4, "{error}");
+        assert!(
+            error.contains("none of them holds the pool ") && error.contains("which was served before ("),
+            "{error}"
+        );
+        assert!(error.contains("disk/member-0: No such file") && error.contains("--force new-pool"), "{error}");
+        assert_eq!(disk.exists(), empty_folder, "nothing is made");
+    }
+    // Blank members are none of its either.
+    for member in 0..MEMBERS {
+        std::fs::File::create(disk.join(format!("member-{member}"))).unwrap().set_len(128 << 20).unwrap();
+    }
+    let (_, error) = site.refused(&site.config());
+    assert!(error.contains("disk/member-2: no member of a pool"), "{error}");
+    std::fs::remove_dir_all(&disk).unwrap();
+    std::fs::rename(&elsewhere, &disk).unwrap();
+    let daemon = site.start();
+    assert_eq!(daemon.connect().stamp(1, 5), Some(55));
+    assert_eq!(daemon.stop(), 0);
+    std::fs::remove_dir_all(&disk).unwrap();
+    let daemon = site.start_by(&["--force", "new-pool"], &[]);
+    assert_eq!(daemon.connect().stamp(1, 5), Some(0));
+    assert_eq!(daemon.stop(), 0);
+    assert_eq!(site.start().stop(), 0, "the new pool is the known one");
+}
+
+#[test]
+fn a_pool_in_memory_begins_anew_each_time() {
+    let site = Site::new();
+    let dir = site.path().display().to_string();
+    let in_memory =
+        (0..MEMBERS).fold(site.text(), |text, i| text.replace(&format!("file:{dir}/member-{i}"), "mem:128MiB"));
+    site.configure(&in_memory);
+    for _ in 0..2 {
+        let daemon = site.start();
+        daemon.connect().write(1, 5, 55);
+        assert_eq!(daemon.stop(), 0);
+    }
+}
+
+#[test]
+fn a_pool_that_can_not_be_made_leaves_no_members() {
+    let site = Site::new();
+    let text = site.text();
+    std::fs::write(site.path().join("file"), "").unwrap();
+    for (wrong, says) in [("file/member-2", "pool.members[2]: "), ("member-2", "member-2: not blank: ")] {
+        let last = site.member(2).display().to_string();
+        site.configure(&text.replace(&last, &site.path().join(wrong).display().to_string()));
+        if wrong == "member-2" {
+            std::fs::write(site.member(2), vec![7; 128 << 20]).unwrap();
+        }
+        let (code, error) = site.refused(&site.config());
+        assert!(code != 0 && error.contains(says), "{error}");
+        assert!(!site.member(0).exists() && !site.member(1).exists(), "{error}");
+    }
+    assert!(site.member(2).exists(), "what was there stays");
+    std::fs::remove_file(site.member(2)).unwrap();
+    site.configure(&text);
+    assert_eq!(site.start().stop(), 0);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::buffer::IoBuf;
 use crate::proto::host::HostData;
 use crate::target::testing::MemBackend;
 use crate::target::{Limits, TargetError};
+use crate::wire::nqn::DISCOVERY_NQN;
 use crate::wire::opcode::{admin, nvm};
 use crate::wire::{Sqe, Status};
 
@@ -146,6 +147,21 @@ fn one_host_cannot_take_every_controller() {
     let _few: Vec<_> = (0..3).map(|_| Client::admin(&bench.identity(1))).collect();
     let (_, refused) = Client::connect(&bench.identity(1), 0, 0xFFFF).unwrap();
     assert_eq!(refused.status, Status::CONNECT_CONTROLLER_BUSY);
+    Client::admin(&bench.identity(2));
+}
+
+#[test]
+fn discovery_and_subsystems_have_limits_of_their_own() {
+    let bench = Bench::with(Limits { controllers: 2, discovery_controllers: 3, ..Limits::default() });
+    let busy = |identity: &Identity| Client::connect(identity, 0, 0xFFFF).unwrap().1.status;
+    let discovery = |n| Identity { subsystem: DISCOVERY_NQN.into(), ..bench.identity(n) };
+    let mut looking: Vec<_> = (0..3).map(|n| Client::admin(&discovery(n))).collect();
+    assert_eq!(busy(&discovery(3)), Status::CONNECT_CONTROLLER_BUSY);
+    let mut hosts: Vec<_> = (0..2).map(|n| Client::admin(&bench.identity(n))).collect();
+    assert_eq!(busy(&bench.identity(2)), Status::CONNECT_CONTROLLER_BUSY, "no place of discovery's is taken");
+    drop(hosts.pop());
+    looking.clear();
+    eventually("one host has left", || bench.target.snapshot().controllers.len() == 1);
     Client::admin(&bench.identity(2));
 }
 

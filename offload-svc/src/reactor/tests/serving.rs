@@ -192,6 +192,35 @@ fn a_slow_reader_is_cut() {
     });
 }
 
+/// A host that is asked for data and never sends it, on many queues, does not keep the others from writing and reading.
+#[test]
+fn a_host_that_keeps_its_buffers_leaves_some_for_others() {
+    on_each_platform(|dpdk| {
+        let long = Duration::from_secs(600);
+        let tcp = TcpConfig { send_timeout: long, transfer_timeout: long, ..TcpConfig::default() };
+        let bench = Bench::new(&settings(2, dpdk), tcp);
+        let (_idle_admin, mut idle) = bench.host(1, 4);
+        for (queue, len_bytes) in idle.iter_mut().zip([1 << 20, 256 << 10, 64 << 10, 16 << 10]) {
+            for _ in 0..31 {
+                let data = HostData::ToController(IoBuf::heap(len_bytes));
+                queue.submit(transfer(nvm::WRITE, 0, len_bytes), data).unwrap();
+            }
+        }
+        eventually("it holds all that it may", || {
+            let sizes = bench.reactors.host_buffers().snapshot();
+            sizes.iter().filter(|size| size.bytes >= 64 << 10).all(|size| size.used > 0 && size.waiting > 0)
+        });
+        let (_admin, mut queues) = bench.host(2, 1);
+        for (round, len_bytes) in [4 << 10, 64 << 10, 256 << 10, 1 << 20].into_iter().enumerate() {
+            let data = pattern(round as u64, len_bytes);
+            assert!(queues[0].write_blocks(1000, &data).unwrap().is_success());
+            assert!(queues[0].read_blocks(1000, len_bytes).unwrap() == data, "{len_bytes} bytes");
+        }
+        drop((idle, queues));
+        bench.settle();
+    });
+}
+
 /// Connections are closed from our side, commands and all.
 #[test]
 fn closing_all_queues_ends_every_connection() {

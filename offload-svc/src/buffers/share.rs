@@ -1,0 +1,121 @@
+//! How many buffers of each size a host holds, so that one that does nothing with them can't keep the others waiting.
+//!
+//! Owns the accounts. Must not know what buffers are for. Invariant: a host takes one more buffer of a size only while it
+//! holds fewer of it than are free (the dynamic threshold of shared-memory switches: Choudhury and Hahne, IEEE/ACM
+//! Transactions on Networking 6(2), 1998, with alpha = 1): n hosts that hold all they can leave 1/(n+1) of them free.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvmf_target::buffer::{BufferPool, IoBuf};
+
+use super::{Buffers, Wait};
+
+/// Accounts of one pool; with more hosts than that, some share one.
+pub(super) const ACCOUNTS: usize = 4097;
+
+/// Names an account. That of the service itself has no bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AccountId(u16);
+
+impl AccountId {
+    /// Whoever takes buffers without being a host.
+    pub(super) const SERVICE: Self = Self(0);
+
+    pub(super) fn index(self) -> usize {
+        self.0.into()
+    }
+
+    pub(super) fn of_index(index: usize) -> Self {
+        Self(index as u16)
+    }
+}
+
+/// Which host has which account.
+#[derive(Default)]
+pub(super) struct Ledger(Mutex<Accounts>);
+
+#[derive(Default)]
+struct Accounts {
+    /// By the host's name: its account and the number of its handles.
+    open: HashMap<Arc<str>, (AccountId, usize)>,
+    /// Accounts that were closed, to be used again.
+    closed: Vec<AccountId>,
+    /// Accounts that have been used.
+    used: usize,
+}
+
+impl Ledger {
+    fn lock(&self) -> MutexGuard<'_, Accounts> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, host: &str) -> (Arc<str>, AccountId) {
+        let mut accounts = self.lock();
+        if let Some((name, _)) = accounts.open.get_key_value(host) {
+            let name = Arc::clone(name);
+            let (id, handles) = accounts.open.get_mut(&name).expect("found just now");
+            *handles += 1;
+            return (name, *id);
+        }
+        let id = accounts.closed.pop().unwrap_or_else(|| {
+            accounts.used += 1;
+            AccountId::of_index(1 + (accounts.used - 1) % (ACCOUNTS - 1))
+        });
+        let name: Arc<str> = host.into();
+        accounts.open.insert(Arc::clone(&name), (id, 1));
+        (name, id)
+    }
+
+    fn close(&self, name: &Arc<str>) {
+        let mut accounts = self.lock();
+        let Some((id, handles)) = accounts.open.get_mut(name) else { return };
+        *handles -= 1;
+        if *handles == 0 {
+            let id = *id;
+            accounts.open.remove(name);
+            // What is still out under it comes back under it, whoever has it then.
+            accounts.closed.push(id);
+        }
+    }
+}
+
+/// The pool as one host's queue uses it.
+pub struct HostBuffers {
+    buffers: Buffers,
+    name: Arc<str>,
+    account: AccountId,
+}
+
+impl HostBuffers {
+    pub(super) fn new(buffers: Buffers, host: &str) -> Self {
+        let (name, account) = buffers.ledger.open(host);
+        Self { buffers, name, account }
+    }
+
+    /// A buffer of `len_bytes` as soon as there is one for this host, in the order of asking.
+    ///
+    /// # Panics
+    /// If `len_bytes` is over [`BufferPool::largest_bytes`]: such a buffer would never come.
+    pub fn wait(&self, len_bytes: usize) -> Wait {
+        assert!(len_bytes <= self.largest_bytes(), "no buffer is that large");
+        Wait::new(self.buffers.clone(), self.account, len_bytes)
+    }
+}
+
+impl Drop for HostBuffers {
+    fn drop(&mut self) {
+        self.buffers.ledger.close(&self.name);
+    }
+}
+
+impl BufferPool for HostBuffers {
+    fn take(&self, len_bytes: usize) -> Option<IoBuf> {
+        self.buffers.take_for(self.account, len_bytes)
+    }
+
+    fn largest_bytes(&self) -> usize {
+        self.buffers.largest_bytes()
+    }
+}
