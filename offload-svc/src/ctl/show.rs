@@ -150,6 +150,12 @@ pub(super) fn pool(pool: &Pool) -> String {
     if pool.members.iter().any(|member| !member.remarks.is_empty()) {
         remarks += "an older copy of all members together can't be told from the newest\n";
     }
+    if let Some(gone) = &pool.given_up {
+        remarks += &format!(
+            "answered writes were given up by force at {} mounts, the last at Unix time {}: {} stripes, and what {} segments held\n",
+            gone.times, gone.last_s, gone.stripes, gone.segments
+        );
+    }
     let rebuild = pool.rebuild.as_ref().map(rebuild).unwrap_or_default();
     format!(
         "{head}{}{members}\n{remarks}{rebuild}{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",

@@ -134,6 +134,9 @@ pub struct Pool {
     pub rest_bytes_per_user_byte: Option<f64>,
     /// What the mount did.
     pub mount: MountReport,
+    /// What mounts have gone on without, by force; none if none has.
+    #[serde(default)]
+    pub given_up: Option<GivenUp>,
     /// Segments that a mount would read now, and at most.
     pub replay_segments: u64,
     /// The configured bound.
@@ -167,6 +170,19 @@ pub struct Rebuild {
     pub elapsed_ms: u64,
     /// How much longer it takes at this pace.
     pub left_ms: Option<u64>,
+}
+
+/// Answered writes that are gone, and with which the pool was mounted all the same (`--force lost-writes`).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct GivenUp {
+    /// How many mounts have.
+    pub times: u64,
+    /// Unix time of the last one.
+    pub last_s: u64,
+    /// Stripes with answered writes that could not be read.
+    pub stripes: u64,
+    /// Segments in which there may have been some: too few members answered.
+    pub segments: u64,
 }
 
 /// How far the scrub is, and what it has found.

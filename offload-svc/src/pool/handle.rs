@@ -202,6 +202,7 @@ impl Pool {
             rebuild: shared.rebuild.status(),
             scrub: shared.scrub.status(),
             mount: shared.report.clone(),
+            given_up: shared.given_up,
         }
     }
 

@@ -27,7 +27,7 @@ use super::space::Admission;
 use super::status::{MemberState, MountReport, Remark};
 use super::stripe::ShardHeader;
 use super::stripe_io::StripeIo;
-use super::superblock::{Lag, Superblock};
+use super::superblock::{GivenUp, Lag, Superblock};
 use super::superblocks::{SUPERBLOCKS_UNDER_WAY, Superblocks};
 use crate::stages::engines;
 use crate::stages::keys::{KeyEncryptionKey, Keyring, UnwrapError};
@@ -155,8 +155,10 @@ pub async fn mount(
     }
     let mut replay =
         if chosen.state.clean { Replay::default() } else { scan(&stripes, &loaded.window, &mut report).await };
-    check_heard(&replay.unheard, options.force)?;
-    check_lost(&replay.streams.lost(&loaded.settled), options.force, &mut report)?;
+    let segments = check_heard(&replay.unheard, options.force)?;
+    let stripes_lost = check_lost(&replay.streams.lost(&loaded.settled), options.force)?;
+    let given_up = GivenUp { segments, stripes: stripes_lost, ..GivenUp::default() };
+    report.stripes_lost = stripes_lost;
     let segments =
         Segments::new(states(&set, &loaded, &replay.written), loaded.next_sequence.max(replay.top_sequence + 1));
     let extents = AtomicI64::new(0);
@@ -182,6 +184,7 @@ pub async fn mount(
         mounts,
         floor,
         distrusted: &distrusted(&chosen),
+        given_up,
     };
     let root = new.write(&superblocks, extents).await?;
     // Only now, as a mount that fails changes nothing: what was never finished must not look like something lost later.
@@ -209,26 +212,25 @@ pub async fn mount(
 }
 
 /// What members that don't answer may have stops the mount, unless it is forced: it must not be taken for unfinished.
-fn check_heard(unheard: &[u32], force: Force) -> Result<(), MountError> {
-    let Some(&segment) = unheard.first() else { return Ok(()) };
+fn check_heard(unheard: &[u32], force: Force) -> Result<u64, MountError> {
+    let Some(&segment) = unheard.first() else { return Ok(0) };
     let error = MountError::NotReadable { segment };
     if !force.lost_writes {
         return Err(error);
     }
     tracing::error!(%error, ?unheard, "mounted by force");
-    Ok(())
+    Ok(unheard.len() as u64)
 }
 
 /// Answered writes that are gone stop the mount, unless it is forced.
-fn check_lost(lost: &[(u32, u64)], force: Force, report: &mut MountReport) -> Result<(), MountError> {
-    let Some(&(stream, number)) = lost.first() else { return Ok(()) };
+fn check_lost(lost: &[(u32, u64)], force: Force) -> Result<u64, MountError> {
+    let Some(&(stream, number)) = lost.first() else { return Ok(0) };
     let error = MountError::LostWrites { lost: lost.len() as u64, stream, number };
     if !force.lost_writes {
         return Err(error);
     }
     tracing::error!(%error, ?lost, "mounted by force");
-    report.stripes_lost = lost.len() as u64;
-    Ok(())
+    Ok(lost.len() as u64)
 }
 
 /// Members whose files were cut are made as long again: what is gone reads as zeroes, is found to be lost, and repaired.
@@ -591,6 +593,8 @@ struct NewCheckpoint<'a> {
     floor: u64,
     /// Members that are there and of which nothing can be relied on.
     distrusted: &'a [u8],
+    /// What this mount goes on without.
+    given_up: GivenUp,
 }
 
 /// Extents in one section.
@@ -634,6 +638,7 @@ impl NewCheckpoint<'_> {
         let (pointer, root) = writer.finish().await?;
         let mut id = [0; 16];
         self.stripes.io.env.random(&mut id);
+        let now_s = self.stripes.io.env.unix_seconds();
         superblocks
             .publish(|block| {
                 block.lower(self.floor);
@@ -643,6 +648,7 @@ impl NewCheckpoint<'_> {
                 }
                 self.distrusted.iter().for_each(|place| block.distrust((*place).into()));
                 (block.clean, block.formatting) = (false, false);
+                block.given_up.add(self.given_up, now_s);
                 block.mounts = self.mounts;
                 block.mount_id = u128::from_le_bytes(id);
             })

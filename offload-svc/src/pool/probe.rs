@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::env::{Env, MemberIndex};
 use super::options::{Force, Layout, MEMBERS_MAX, MemberInput, OptionError, SUPERBLOCK_AREA_BYTES};
-use super::superblock::{Lag, MemberEntry, SLOT_BYTES, ScrubRecord, Superblock, SuperblockError};
+use super::superblock::{GivenUp, Lag, MemberEntry, SLOT_BYTES, ScrubRecord, Superblock, SuperblockError};
 
 /// What stands at the start of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -279,6 +279,7 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
         checkpoint: None,
         replacements: vec![None; members.len()],
         scrub: ScrubRecord::default(),
+        given_up: GivenUp::default(),
         members,
     };
     write_all(env, inputs, &block).await?;

@@ -98,6 +98,7 @@ impl Mounted {
             control,
             courier,
             report: self.report,
+            given_up: self.state.given_up,
             mounts: self.state.mounts,
             checkpoints: AtomicU64::new(0),
             cleaned: AtomicU64::new(0),

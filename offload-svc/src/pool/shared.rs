@@ -22,6 +22,7 @@ use super::scrub::Scrubbing;
 use super::segments::Segments;
 use super::space::Admission;
 use super::status::MountReport;
+use super::superblock::GivenUp;
 use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
 use crate::stages::engines::Engines;
@@ -118,6 +119,8 @@ pub struct Shared {
     pub control: UnboundedSender<Control>,
     pub courier: Arc<dyn Courier>,
     pub report: MountReport,
+    /// What mounts have gone on without, this one included.
+    pub given_up: GivenUp,
     pub mounts: u64,
     pub checkpoints: AtomicU64,
     pub cleaned: AtomicU64,

@@ -8,6 +8,8 @@ use std::fmt;
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::superblock::GivenUp;
+
 /// The whole pool at one moment.
 #[derive(Debug, Clone, Serialize)]
 pub struct PoolStatus {
@@ -43,6 +45,8 @@ pub struct PoolStatus {
     pub scrub: ScrubStatus,
     /// What the mount found and did.
     pub mount: MountReport,
+    /// What mounts have gone on without, by force, since the pool was made.
+    pub given_up: GivenUp,
 }
 
 /// How far the scrub is, and what it has found.

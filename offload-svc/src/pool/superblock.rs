@@ -3,6 +3,7 @@
 //! Owns its layout, its checks, and the two slots it alternates between. Must not know how members are reached.
 //! Invariant: [`Superblock::parse`] accepts only what [`Superblock::to_bytes`] could have written.
 
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::codec::{CutShort, Reader, Writer};
@@ -23,6 +24,7 @@ const CRC_AT: usize = SLOT_BYTES - 4;
 const TABLE_AT: usize = 192;
 const REPLACEMENTS_AT: usize = TABLE_AT + 40 * MEMBERS_MAX;
 const SCRUB_AT: usize = REPLACEMENTS_AT + 32 * MEMBERS_MAX;
+const GIVEN_UP_AT: usize = SCRUB_AT + 64;
 
 /// The pool was closed properly: nothing after the checkpoint.
 const FLAG_CLEAN: u32 = 1;
@@ -86,7 +88,8 @@ pub struct CheckpointPointer {
 /// | 192..1472 | member table, 32 x (UUID 16, active 1, 0 x 7, epoch 8, whole below 8) | `whole below` makes a return cost what changed |
 /// | 1472..2496 | replacements, 32 x (UUID 16, epoch 8, whole below 8), UUID 0: none | the member at that place goes when its replacement is full |
 /// | 2496..2560 | scrub: running 1, 0 x 7, next sequence number 8, stripes read 8, bad shards 8, repaired 8, stripes lost 8, began 8, ended 8 (Unix seconds) | it goes on after a restart |
-/// | 2560..4092 | 0 | |
+/// | 2560..2592 | given up by force: times 8, the last one 8 (Unix seconds), stripes of answered writes 8, segments that too few members answered for 8 | so that nobody takes the pool for whole |
+/// | 2592..4092 | 0 | |
 /// | 4092..4096 | CRC32C of all before | |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
@@ -107,6 +110,32 @@ pub struct Superblock {
     /// By place.
     pub replacements: Vec<Option<Replacement>>,
     pub scrub: ScrubRecord,
+    pub given_up: GivenUp,
+}
+
+/// What mounts have gone on without, by force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct GivenUp {
+    /// How many mounts have.
+    pub times: u64,
+    /// Unix time of the last one.
+    pub last_s: u64,
+    /// Stripes with answered writes that could not be read.
+    pub stripes: u64,
+    /// Segments in which there may have been some: too few members answered.
+    pub segments: u64,
+}
+
+impl GivenUp {
+    /// One more mount has gone on without something, if it has.
+    pub fn add(&mut self, more: Self, now_s: u64) {
+        if more.stripes > 0 || more.segments > 0 {
+            self.times = self.times.saturating_add(1);
+            self.last_s = now_s;
+            self.stripes = self.stripes.saturating_add(more.stripes);
+            self.segments = self.segments.saturating_add(more.segments);
+        }
+    }
 }
 
 /// How far the scrub is, and what its last pass has found.
@@ -221,6 +250,9 @@ impl Superblock {
         out.u8(scrub.running.into()).bytes(&[0; 7]);
         out.u64(scrub.next).u64(scrub.stripes).u64(scrub.bad).u64(scrub.repaired).u64(scrub.lost);
         out.u64(scrub.started_s).u64(scrub.ended_s);
+        out.pad_to(GIVEN_UP_AT);
+        let given_up = &self.given_up;
+        out.u64(given_up.times).u64(given_up.last_s).u64(given_up.stripes).u64(given_up.segments);
         out.pad_to(CRC_AT);
         let crc = crc32c(&out.0);
         out.u32(crc);
@@ -270,6 +302,7 @@ impl Superblock {
         layout.check()?;
         let (members, replacements) = (read_members(input, &layout)?, read_replacements(input, &layout)?);
         let scrub = read_scrub(input)?;
+        let given_up = read_given_up(input)?;
         let (clean, formatting) = (flags & FLAG_CLEAN != 0, flags & FLAG_FORMATTING != 0);
         Ok(Self {
             clean,
@@ -288,6 +321,7 @@ impl Superblock {
             members,
             replacements,
             scrub,
+            given_up,
         })
     }
 
@@ -371,6 +405,10 @@ fn read_replacements(input: &mut Reader<'_>, layout: &Layout) -> Result<Vec<Opti
     // What is left of the table.
     input.bytes(32 * (MEMBERS_MAX - layout.members()))?;
     Ok(replacements)
+}
+
+fn read_given_up(input: &mut Reader<'_>) -> Result<GivenUp, SuperblockError> {
+    Ok(GivenUp { times: input.u64()?, last_s: input.u64()?, stripes: input.u64()?, segments: input.u64()? })
 }
 
 fn read_scrub(input: &mut Reader<'_>) -> Result<ScrubRecord, SuperblockError> {

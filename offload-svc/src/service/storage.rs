@@ -26,7 +26,7 @@ use crate::reactor::disk::FileError;
 use crate::reactor::env::ReactorEnv;
 use crate::reactor::members::{Member, Members, Missing};
 use crate::reactor::{Ended, Reactors};
-use crate::stages::keys::{KekError, KekSource, KeyEncryptionKey};
+use crate::stages::keys::{KekError, KekSource, KeyEncryptionKey, UnwrapError};
 use crate::stages::rs::CodeError;
 
 /// How long a failed start waits for the pool to close.
@@ -70,6 +70,20 @@ pub enum StorageError {
     /// No key.
     #[error("pool.key_file: {0}")]
     Key(#[from] KekError),
+    /// A key that does not open the pool's.
+    #[error(
+        "pool.key_file: {}: volume {volume:?}: its key does not open: {source}; put the pool's own key file back. Nothing was \
+         changed",
+        path.display()
+    )]
+    OtherKey {
+        /// The key file.
+        path: PathBuf,
+        /// The first volume of which it is said.
+        volume: String,
+        /// Why.
+        source: UnwrapError,
+    },
     /// Members that can't become a pool.
     #[error("pool.members: {0}")]
     Format(#[from] FormatError),
@@ -151,7 +165,8 @@ impl Storage {
         };
         let formatted = found.is_none();
         let options = MountOptions { force: force.mount, ..config.pool.mount_options() };
-        let mounted = mount(options, reactors, &members, key).await?;
+        let mounted = mount(options, reactors, &members, key).await;
+        let mounted = mounted.map_err(|error| name_key_file(error, config))?;
         let pool = spread(mounted, reactors, &members).await?;
         let devices = Arc::new(Devices::new(pool, members, config.pool.clone()));
         let keeper = tokio::spawn(Arc::clone(&devices).keep()).abort_handle();
@@ -442,6 +457,16 @@ async fn mount(
         pool::mount(env, &inputs, options, Arc::new(key)).await
     };
     Ok(reactors.call_on(0, work).await??)
+}
+
+/// What is wrong with a key is said of its file.
+fn name_key_file(error: StorageError, config: &Config) -> StorageError {
+    match error {
+        StorageError::Mount(MountError::Key { volume, source }) => {
+            StorageError::OtherKey { path: config.pool.key_file.clone(), volume, source }
+        }
+        other => other,
+    }
 }
 
 /// Gives each reactor its part. The first one, which coordinates, comes last: what it sends finds the others there.

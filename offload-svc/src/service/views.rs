@@ -75,6 +75,12 @@ pub(super) fn pool(storage: &Storage) -> view::Pool {
         stored_bytes_per_user_byte: stored,
         rest_bytes_per_user_byte: stored.map(|stored| stored * (data + parity) as f64 / data as f64),
         mount: mount(&pool.mount, storage.is_new()),
+        given_up: (pool.given_up.times > 0).then_some(view::GivenUp {
+            times: pool.given_up.times,
+            last_s: pool.given_up.last_s,
+            stripes: pool.given_up.stripes,
+            segments: pool.given_up.segments,
+        }),
         replay_segments: pool.replay_segments,
         replay_segments_max: pool.max_replay_segments,
         counters: view::PoolCounters {

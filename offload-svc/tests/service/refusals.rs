@@ -1,6 +1,8 @@
 //! What the daemon refuses: with an exit code, one line that helps, and nothing half done.
 
+use std::io::Write;
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 
 use crate::daemon::{MEMBERS, Site};
@@ -200,6 +202,22 @@ fn a_lost_key_is_not_replaced_by_a_new_one() {
     assert_eq!(code, 4, "{error}");
     assert!(error.contains("pool.key_file: ") && error.contains("does not exist"), "{error}");
     assert!(!key.exists());
+    let other = "0123456789abcdef".repeat(4);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&key)
+        .unwrap()
+        .write_all(other.as_bytes())
+        .unwrap();
+    let (code, error) = site.refused(&site.config());
+    assert_eq!(code, 4, "{error}");
+    assert!(
+        error.contains("pool.key_file: ") && error.contains("volume \"vol0\": its key does not open: wrapped under"),
+        "{error}"
+    );
+    std::fs::remove_file(&key).unwrap();
     std::fs::write(&key, kept).unwrap();
     let (_, error) = site.refused(&site.config());
     assert!(error.contains("chmod 600"), "a key that others can read is refused: {error}");

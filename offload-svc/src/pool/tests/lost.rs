@@ -75,12 +75,18 @@ fn an_answered_write_that_is_gone_stops_the_mount() {
         }
         rig.options.force.lost_writes = true;
         rig.live(3, |live| async move {
-            assert_eq!(live.pool.status().mount.stripes_lost, 1);
+            let status = live.pool.status();
+            assert_eq!(status.mount.stripes_lost, 1);
+            assert_eq!((status.given_up.times, status.given_up.stripes, status.given_up.segments), (1, 1, 0));
             assert_eq!(live.volume("v").stamps(0, 1).await.expect("the last one is there"), [6]);
         });
         // It was weighed once: the next mount needs no force.
         rig.options.force = super::super::Force::default();
         assert_eq!(try_mount(&rig).expect("mounts"), 0);
+        rig.live(4, |live| async move {
+            let status = live.pool.status();
+            assert_eq!((status.given_up.times, status.given_up.stripes), (1, 1), "it is not forgotten");
+        });
     }
 }
 
@@ -117,6 +123,8 @@ fn what_members_do_not_answer_is_not_taken_for_unfinished() {
     rig.options.force.lost_writes = true;
     rig.live(4, |live| async move {
         assert_eq!(live.volume("v").stamps(0, 1).await.expect("the one before"), [5]);
+        let given_up = live.pool.status().given_up;
+        assert_eq!((given_up.times, given_up.stripes, given_up.segments), (1, 0, 1));
     });
 }
 
