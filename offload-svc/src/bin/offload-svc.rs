@@ -42,6 +42,9 @@ enum ForceReason {
     Rival,
     /// Writes that were completed can't be read from the members that are there: their blocks show what was there before.
     LostWrites,
+    /// All members are older than pool.anchor says: somebody has put older copies in their place. What was written since is
+    /// lost.
+    RolledBack,
     /// None of the members holds the pool that was served before: a new, empty pool is made on them.
     NewPool,
 }
@@ -93,7 +96,11 @@ fn check(checked: &Checked, json: bool) -> anyhow::Result<String> {
 
 fn force(reasons: &[ForceReason]) -> Forced {
     let given = |reason| reasons.contains(&reason);
-    let mount = Force { rival: given(ForceReason::Rival), lost_writes: given(ForceReason::LostWrites) };
+    let mount = Force {
+        rival: given(ForceReason::Rival),
+        lost_writes: given(ForceReason::LostWrites),
+        rolled_back: given(ForceReason::RolledBack),
+    };
     Forced { mount, new_pool: given(ForceReason::NewPool) }
 }
 

@@ -148,6 +148,9 @@ impl Checker<'_> {
             return;
         }
         self.file_name(&["pool", "key_file"], &pool.key_file);
+        if let Some(anchor) = &pool.anchor {
+            self.file_name(&["pool", "anchor"], anchor);
+        }
         self.range(&["pool", "k"], pool.k.into(), 1, 31);
         self.range(&["pool", "m"], pool.m.into(), 1, 31);
         let sum = u16::from(pool.k) + u16::from(pool.m);

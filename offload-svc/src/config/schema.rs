@@ -214,6 +214,9 @@ pub struct Pool {
     pub max_replay_segments: u32,
     /// Memory for the volumes' maps; what doesn't fit is answered with Capacity Exceeded.
     pub map_memory: ByteSize,
+    /// A file outside the pool that keeps how far the pool has come, so that members which are all rolled back are noticed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anchor: Option<PathBuf>,
     /// The key-encryption key: 32 bytes, made at the first start with mode 0600.
     pub key_file: PathBuf,
 }
@@ -237,6 +240,7 @@ impl Default for Pool {
             checkpoint_interval_ms: 30_000,
             max_replay_segments: 64,
             map_memory: ByteSize::gib(1),
+            anchor: None,
             key_file: PathBuf::from("/etc/sluice/pool.key"),
         }
     }

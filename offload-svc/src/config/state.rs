@@ -85,9 +85,9 @@ pub enum Damage {
     NoVersion,
 }
 
-/// Why changes could not be written down.
+/// Why a file could not be written.
 #[derive(Debug, Error)]
-#[error("{}: {source}: check service.state, its folder and the space there", file.display())]
+#[error("{}: {source}: check the file, its folder and the space there", file.display())]
 pub struct WriteError {
     /// The file.
     pub file: PathBuf,
@@ -213,6 +213,15 @@ impl Prepared {
         if text.len() as u64 > MAX_BYTES {
             return Err(at(io::ErrorKind::FileTooLarge.into()));
         }
+        Self::of_text(file, &text)
+    }
+
+    /// The same with any text: for other files that are replaced whole.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn of_text(file: &Path, text: &str) -> Result<Self, WriteError> {
+        let at = |source| WriteError { file: file.to_owned(), source };
         let mut temporary = file.as_os_str().to_owned();
         temporary.push(".new");
         let prepared = Self { file: file.to_owned(), temporary: temporary.into(), committed: false };

@@ -5,7 +5,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::manage::view::{Listener, Pool, Rebuild, Scrub, Space, Status, Subsystem, Volume, VolumeKey};
+use crate::manage::view::{Anchor, Listener, Pool, Rebuild, Scrub, Space, Status, Subsystem, Volume, VolumeKey};
 
 fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     let mut table = Table::new();
@@ -147,9 +147,7 @@ pub(super) fn pool(pool: &Pool) -> String {
         member.remarks.iter().map(move |remark| format!("{of}: {}\n", safe(remark)))
     });
     let mut remarks: String = remarks.collect();
-    if pool.members.iter().any(|member| !member.remarks.is_empty()) {
-        remarks += "an older copy of all members together can't be told from the newest\n";
-    }
+    remarks += &anchor(pool.anchor.as_ref());
     if let Some(gone) = &pool.given_up {
         remarks += &format!(
             "answered writes were given up by force at {} mounts, the last at Unix time {}: {} stripes, and what {} segments held\n",
@@ -164,6 +162,15 @@ pub(super) fn pool(pool: &Pool) -> String {
         ratio(pool.stored_bytes_per_user_byte),
         ratio(pool.rest_bytes_per_user_byte),
     )
+}
+
+fn anchor(anchor: Option<&Anchor>) -> String {
+    let Some(anchor) = anchor else {
+        return "no anchor (pool.anchor): if all members are rolled back together, nobody notices\n".to_owned();
+    };
+    let generation = anchor.generation.map_or_else(|| "none yet".to_owned(), |generation| generation.to_string());
+    let error = anchor.error.as_ref().map(|error| format!("; not written: {}", safe(error))).unwrap_or_default();
+    format!("anchor {}: publication {generation} of {}{error}\n", safe(&anchor.file), anchor.newest)
 }
 
 pub(super) fn scrub(scrub: &Scrub) -> String {

@@ -134,6 +134,9 @@ pub struct Pool {
     pub rest_bytes_per_user_byte: Option<f64>,
     /// What the mount did.
     pub mount: MountReport,
+    /// What would tell that all members were rolled back together; none where none is configured.
+    #[serde(default)]
+    pub anchor: Option<Anchor>,
     /// What mounts have gone on without, by force; none if none has.
     #[serde(default)]
     pub given_up: Option<GivenUp>,
@@ -170,6 +173,19 @@ pub struct Rebuild {
     pub elapsed_ms: u64,
     /// How much longer it takes at this pace.
     pub left_ms: Option<u64>,
+}
+
+/// The pool's anchor.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Anchor {
+    /// Its file.
+    pub file: String,
+    /// The publication that it tells of; none yet.
+    pub generation: Option<u64>,
+    /// The pool's newest one.
+    pub newest: u64,
+    /// Why it could not be written, if it could not.
+    pub error: Option<String>,
 }
 
 /// Answered writes that are gone, and with which the pool was mounted all the same (`--force lost-writes`).

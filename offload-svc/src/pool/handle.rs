@@ -15,6 +15,7 @@ use super::coordinator::Control;
 use super::env::MemberIndex;
 use super::shared::{Shared, Volume};
 use super::status::{Health, KeyStatus, MemberState, MemberStatus, PoolStatus, Space, VolumeStatus};
+use super::superblock::Publication;
 use super::volume::VolumeBackend;
 use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
@@ -180,6 +181,11 @@ impl Pool {
     /// All volumes, oldest first.
     pub fn volumes(&self) -> Vec<VolumeStatus> {
         self.shared.all_volumes().iter().map(|volume| volume_status(volume)).collect()
+    }
+
+    /// The last publication of the set's state: what an anchor keeps.
+    pub fn publication(&self) -> Publication {
+        self.shared.set.publication()
     }
 
     /// The pool at this moment.

@@ -25,6 +25,7 @@ use uuid::Uuid;
 use super::env::{Env, MemberIndex};
 use super::options::Layout;
 use super::status::{MemberState, Remark};
+use super::superblock::Publication;
 
 /// Who stands at a place.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -151,6 +152,8 @@ pub struct MemberSet {
     /// Places whose candidate is written to.
     joining: AtomicU32,
     epoch: AtomicU64,
+    /// The last publication that is durable on the whole set.
+    publication: Mutex<Publication>,
     failed: AtomicBool,
     incarnations: AtomicU64,
     /// Stripes being written.
@@ -188,6 +191,7 @@ impl MemberSet {
             mask: AtomicU32::new(0),
             joining: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
+            publication: Mutex::default(),
             failed: AtomicBool::new(false),
             incarnations,
             writes: Grace::default(),
@@ -226,6 +230,15 @@ impl MemberSet {
 
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// The last publication that is durable on the whole set.
+    pub fn publication(&self) -> Publication {
+        *self.publication.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn note_publication(&self, publication: Publication) {
+        *self.publication.lock().unwrap_or_else(PoisonError::into_inner) = publication;
     }
 
     pub fn contains(&self, place: usize) -> bool {

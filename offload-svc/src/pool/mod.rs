@@ -77,3 +77,4 @@ pub use status::{
     Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, Remark,
     ScrubFinding, ScrubStatus, Space, VolumeStatus,
 };
+pub use superblock::Publication;

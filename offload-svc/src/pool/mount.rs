@@ -65,6 +65,12 @@ pub enum MountError {
          can't be read show what was there before"
     )]
     NotReadable { segment: u32 },
+    #[error(
+        "all members have been rolled back: the anchor tells of publication {anchored}, the newest member has {newest}, or one of \
+         another history; nothing was changed: put the newer members back, or start once with --force rolled-back to go on \
+         with the older state"
+    )]
+    RolledBack { anchored: u64, newest: u64 },
     #[error(transparent)]
     TooFewMembers(#[from] TooFewMembers),
 }
@@ -132,6 +138,7 @@ pub async fn mount(
         MountError::Members { source, refused }
     })?;
     Refused::of(inputs, &found, chosen.state.layout.members()).log();
+    check_anchor(&chosen.state, &options)?;
     let set = Arc::new(member_set(inputs, &chosen, &options));
     let stripes = stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?;
     restore_sizes(&*env, &set, &chosen.cut);
@@ -209,6 +216,17 @@ pub async fn mount(
         next_volume: loaded.next_volume,
         report,
     })
+}
+
+/// Members that are all older than the anchor stop the mount, unless it is forced.
+fn check_anchor(newest: &Superblock, options: &MountOptions) -> Result<(), MountError> {
+    let Some(anchor) = options.anchor.filter(|anchor| !anchor.precedes(&newest.publication())) else { return Ok(()) };
+    let error = MountError::RolledBack { anchored: anchor.generation, newest: newest.generation };
+    if !options.force.rolled_back {
+        return Err(error);
+    }
+    tracing::error!(%error, "mounted by force");
+    Ok(())
 }
 
 /// What members that don't answer may have stops the mount, unless it is forced: it must not be taken for unfinished.

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use super::superblock::Publication;
+
 /// The size of a member's block: every offset, shard and buffer is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
 /// Bytes at a member's start that hold the two superblock slots and room to grow.
@@ -110,6 +112,8 @@ pub struct Force {
     pub rival: bool,
     /// Answered writes since the last checkpoint are gone from too many members: their blocks show what was there before.
     pub lost_writes: bool,
+    /// All members are older than the anchor says.
+    pub rolled_back: bool,
 }
 
 /// How a mounted pool behaves; may differ at every mount.
@@ -137,6 +141,9 @@ pub struct MountOptions {
     pub slow_read: Duration,
     /// What to mount in spite of.
     pub force: Force,
+    /// The pool was published like this, or later, the last time that somebody looked: members that are all older have been
+    /// rolled back.
+    pub anchor: Option<Publication>,
 }
 
 impl Default for MountOptions {
@@ -153,6 +160,7 @@ impl Default for MountOptions {
             foreground_p99: Duration::from_millis(20),
             slow_read: Duration::from_millis(250),
             force: Force::default(),
+            anchor: None,
         }
     }
 }

@@ -171,6 +171,36 @@ pub enum SuperblockError {
     Field { field: &'static str, value: u64 },
 }
 
+/// One publication of the set's state: what superblocks and an anchor are told apart by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Publication {
+    /// Goes up at every publication.
+    pub generation: u64,
+    /// Mounts so far.
+    pub mounts: u64,
+    /// The mount that published it.
+    pub mount_id: u128,
+}
+
+impl Publication {
+    /// Publications from this one to `newer`, and whether one history may have led there; `None` if `newer` is older.
+    fn to(&self, newer: &Self) -> Option<(u64, bool)> {
+        let behind = newer.generation.checked_sub(self.generation)?;
+        // Every mount publishes once at least.
+        let same = match newer.mounts.checked_sub(self.mounts) {
+            None => false,
+            Some(0) => self.mount_id == newer.mount_id,
+            Some(mounts) => mounts <= behind,
+        };
+        Some((behind, same))
+    }
+
+    /// Whether `newer` is this one, or may have come after it.
+    pub fn precedes(&self, newer: &Self) -> bool {
+        self.to(newer).is_some_and(|(_, same)| same)
+    }
+}
+
 /// How a member of the set lags behind the newest state by more than a crash explains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lag {
@@ -184,18 +214,15 @@ impl Superblock {
     /// Whether this is an older copy of a member that `newest` counts as one of the set. Superblocks go to all members of the
     /// set before the next ones do, so a crash leaves some of them one publication behind, and no more.
     pub fn lag(&self, newest: &Self) -> Option<Lag> {
-        let Some(behind) = newest.generation.checked_sub(self.generation) else { return Some(Lag::OtherHistory) };
-        // Every mount publishes once at least.
-        let same = match newest.mounts.checked_sub(self.mounts) {
-            None => false,
-            Some(0) => self.mount_id == newest.mount_id,
-            Some(mounts) => mounts <= behind,
-        };
-        match (same, behind) {
-            (false, 0) => Some(Lag::OtherHistory),
-            (true, 0 | 1) => None,
-            (_, behind) => Some(Lag::Behind(behind)),
+        match self.publication().to(&newest.publication()) {
+            None | Some((0, false)) => Some(Lag::OtherHistory),
+            Some((0 | 1, true)) => None,
+            Some((behind, _)) => Some(Lag::Behind(behind)),
         }
+    }
+
+    pub fn publication(&self) -> Publication {
+        Publication { generation: self.generation, mounts: self.mounts, mount_id: self.mount_id }
     }
 
     /// Where the slot of `generation` begins on a member.

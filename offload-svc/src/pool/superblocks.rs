@@ -252,6 +252,7 @@ impl Superblocks {
                 set.promote(before.place);
             }
             set.set(mask, next.epoch);
+            set.note_publication(next.publication());
             *current = next;
             return Ok(());
         }

@@ -3,6 +3,7 @@
 //! Owns the order in which the parts come up and go down, and the process around them. Must not know what any part does
 //! inside. Invariant: nothing listens before everything behind it is there, and after a failed start nothing does.
 
+mod anchor;
 mod changes;
 mod compiler;
 mod configuration;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+pub use anchor::AnchorError;
 pub use error::{ServiceError, StopError};
 pub use explain::explain;
 pub use log::log_to_stderr;

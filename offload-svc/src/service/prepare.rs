@@ -26,6 +26,9 @@ pub(super) fn folders(checked: &Checked, force: Forced) -> Result<(), ServiceErr
         made => made?,
     }
     let served_before = checked.state.kept.pool.is_some() && !force.new_pool;
+    if let Some(anchor) = &config.pool.anchor {
+        folder_of(anchor, "pool.anchor")?;
+    }
     if config.pool.members.is_empty() || served_before {
         return Ok(());
     }

@@ -14,13 +14,14 @@ use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 use super::Forced;
+use super::anchor::{self, Anchor, AnchorError};
 use super::members::Devices;
 use crate::config::schema::Volume;
 use crate::config::values::{ByteSize, MemberSpec};
 use crate::config::{Checked, Config, ConfigError, Reason, Sources};
 use crate::pool::{
     self, CheckpointError, Courier, Env, FormatError, Inspection, MemberInput, Message, MountError, MountOptions,
-    Mounted, Pool, PoolReactor, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
+    Mounted, Pool, PoolReactor, Publication, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
 };
 use crate::reactor::disk::FileError;
 use crate::reactor::env::ReactorEnv;
@@ -67,6 +68,9 @@ pub enum StorageError {
         /// What is in each member's place.
         members: Vec<String>,
     },
+    /// The anchor.
+    #[error("pool.anchor: {0}")]
+    Anchor(#[from] AnchorError),
     /// No key.
     #[error("pool.key_file: {0}")]
     Key(#[from] KekError),
@@ -129,12 +133,18 @@ pub(super) struct Storage {
     devices: Arc<Devices>,
     /// Looks after the devices; ends with this.
     keeper: AbortHandle,
+    anchor: Option<Arc<Anchor>>,
+    /// Keeps the anchor up to date; ends with this.
+    anchorman: Option<AbortHandle>,
     formatted: bool,
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
         self.keeper.abort();
+        if let Some(anchorman) = &self.anchorman {
+            anchorman.abort();
+        }
     }
 }
 
@@ -164,13 +174,16 @@ impl Storage {
             }
         };
         let formatted = found.is_none();
-        let options = MountOptions { force: force.mount, ..config.pool.mount_options() };
+        let anchored = read_anchor(config, found)?;
+        let options = MountOptions { force: force.mount, anchor: anchored, ..config.pool.mount_options() };
         let mounted = mount(options, reactors, &members, key).await;
         let mounted = mounted.map_err(|error| name_key_file(error, config))?;
         let pool = spread(mounted, reactors, &members).await?;
         let devices = Arc::new(Devices::new(pool, members, config.pool.clone()));
         let keeper = tokio::spawn(Arc::clone(&devices).keep()).abort_handle();
-        let storage = Self { devices, keeper, formatted };
+        let anchor = config.pool.anchor.clone().map(|file| Arc::new(Anchor::new(file, devices.pool().clone())));
+        let anchorman = anchor.clone().map(|anchor| tokio::spawn(anchor.keep()).abort_handle());
+        let storage = Self { devices, keeper, anchor, anchorman, formatted };
         if let Err(error) = refuse_another_shape(config, storage.pool(), &checked.sources) {
             if let Err(error) = close(&storage, CLOSE_LIMIT).await {
                 tracing::warn!(%error, "after the failed start");
@@ -195,6 +208,10 @@ impl Storage {
     /// The devices behind it.
     pub(super) fn devices(&self) -> &Devices {
         &self.devices
+    }
+
+    pub(super) fn anchor(&self) -> Option<&Anchor> {
+        self.anchor.as_deref()
     }
 
     /// Whether this start made the pool.
@@ -345,6 +362,16 @@ fn refuse_without_pool(checked: &Checked, force: Forced, members: &Members) -> R
     };
     let members = members.iter().take(checked.config.pool.members.len()).map(state).collect();
     Err(StorageError::PoolGone { pool, state: checked.state.file.clone(), members })
+}
+
+/// What the anchor of the pool that was found tells. A new pool gets one of its own.
+fn read_anchor(config: &Config, found: Option<Uuid>) -> Result<Option<Publication>, StorageError> {
+    let (Some(file), Some(pool)) = (&config.pool.anchor, found) else { return Ok(None) };
+    let anchored = anchor::read(file, pool)?;
+    if anchored.is_none() {
+        tracing::warn!(anchor = %file.display(), "there is no anchor yet: whether all members were rolled back before can't be told");
+    }
+    Ok(anchored)
 }
 
 /// Makes a pool of blank members, and of files that are not there yet.
@@ -528,7 +555,11 @@ impl Courier for Rings {
 
 /// Closes the pool within `limit`: a last checkpoint says that it is clean.
 pub(super) async fn close(storage: &Storage, limit: Duration) -> Result<(), CloseError> {
-    match tokio::time::timeout(limit, storage.pool().shutdown()).await {
+    let closed = tokio::time::timeout(limit, storage.pool().shutdown()).await;
+    if let Some(anchor) = storage.anchor.clone() {
+        let _ = tokio::task::spawn_blocking(move || anchor.update()).await;
+    }
+    match closed {
         Ok(closed) => Ok(closed?),
         Err(_) => Err(CloseError::Late { ms: limit.as_millis() as u64 }),
     }

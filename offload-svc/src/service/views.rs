@@ -75,6 +75,11 @@ pub(super) fn pool(storage: &Storage) -> view::Pool {
         stored_bytes_per_user_byte: stored,
         rest_bytes_per_user_byte: stored.map(|stored| stored * (data + parity) as f64 / data as f64),
         mount: mount(&pool.mount, storage.is_new()),
+        anchor: storage.anchor().map(|anchor| {
+            let (generation, error) = anchor.state();
+            let newest = storage.pool().publication().generation;
+            view::Anchor { file: anchor.file().display().to_string(), generation, newest, error }
+        }),
         given_up: (pool.given_up.times > 0).then_some(view::GivenUp {
             times: pool.given_up.times,
             last_s: pool.given_up.last_s,

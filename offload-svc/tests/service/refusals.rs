@@ -110,7 +110,7 @@ fn a_pool_that_could_have_a_rival_is_mounted_only_by_force() {
     assert_eq!(daemon.connect().stamp(1, 6), Some(66));
     assert_eq!(daemon.stop(), 0);
     let (code, error) = site.refused_with(&site.config(), &["--force", "everything"]);
-    assert!(code == 2 && error.contains("[possible values: rival, lost-writes, new-pool]"), "{error}");
+    assert!(code == 2 && error.contains("[possible values: rival, lost-writes, rolled-back, new-pool]"), "{error}");
 }
 
 /// The disk that the members are on is not mounted: its folder is there, and empty.
@@ -154,6 +154,44 @@ fn a_pool_that_was_served_is_not_replaced_by_an_empty_one() {
     assert_eq!(daemon.connect().stamp(1, 5), Some(0));
     assert_eq!(daemon.stop(), 0);
     assert_eq!(site.start().stop(), 0, "the new pool is the known one");
+}
+
+/// Older copies of all members are told by the anchor, and by nothing else.
+#[test]
+fn all_members_rolled_back_together_are_told_by_the_anchor() {
+    let site = Site::new();
+    let anchor = site.path().join("outside").join("anchor");
+    site.configure(&site.text().replace("[pool]\n", &format!("[pool]\nanchor = \"{}\"\n", anchor.display())));
+    let daemon = site.start();
+    daemon.connect().write(1, 5, 55);
+    assert_eq!(daemon.stop(), 0);
+    let copy = |member| site.path().join(format!("copy-{member}"));
+    for member in 0..MEMBERS {
+        std::fs::copy(site.member(member), copy(member)).unwrap();
+    }
+    let daemon = site.start();
+    daemon.connect().write(1, 5, 66);
+    let shown = String::from_utf8(site.ctl(&["pool", "show"]).stdout).unwrap();
+    assert!(shown.contains(&format!("anchor {}: publication ", anchor.display())), "{shown}");
+    assert_eq!(daemon.stop(), 0);
+    let daemon = site.start();
+    assert_eq!(daemon.connect().stamp(1, 5), Some(66), "the newest ones are as the anchor says");
+    daemon.kill();
+    for member in 0..MEMBERS {
+        std::fs::copy(copy(member), site.member(member)).unwrap();
+    }
+    let (code, error) = site.refused(&site.config());
+    assert_eq!(code, 4, "{error}");
+    assert!(error.contains("all members have been rolled back: ") && error.contains("--force rolled-back"), "{error}");
+    let daemon = site.start_by(&["--force", "rolled-back"], &[]);
+    assert_eq!(daemon.connect().stamp(1, 5), Some(55));
+    assert_eq!(daemon.stop(), 0);
+    assert_eq!(site.start().stop(), 0, "the older state is the known one now");
+    site.configure(&site.text());
+    let daemon = site.start();
+    let shown = String::from_utf8(site.ctl(&["pool", "show"]).stdout).unwrap();
+    assert!(shown.contains("no anchor (pool.anchor): "), "{shown}");
+    assert_eq!(daemon.stop(), 0);
 }
 
 #[test]
