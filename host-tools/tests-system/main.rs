@@ -16,6 +16,8 @@ mod process;
 mod report;
 mod seccomp;
 mod service;
+mod small_disk;
+mod small_disks;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -32,6 +34,7 @@ const SUITES: &[(&str, bool, Suite)] = &[
     ("given_target", false, linux_host::given_target),
     ("members", true, members::run),
     ("durability", true, durability::run),
+    ("small_disks", true, small_disks::run),
     ("keys", true, keys::run),
     ("many_hosts", true, many_hosts::run),
     ("block_members", true, block_members::run),

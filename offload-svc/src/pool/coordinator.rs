@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::attach::{self, Coming, MemberError};
 use super::checkpoint::{Part, Root, SectionWriter};
 use super::checkpoint_io::{self, CheckpointWriter, WriteFailed};
-use super::core::Core;
+use super::core::{Core, Shard};
 use super::handle::{CheckpointError, VolumeError, VolumeSpec, volume_status};
 use super::members::Exclusion;
 use super::message::{DumpChunk, DumpRequest, Inner, Message};
@@ -168,6 +168,7 @@ impl Coordinator {
             tracing::warn!(%error, "no checkpoint");
         }
         shared.cleaning.notify_one();
+        shared.backing.notify_one();
         shared.space_event.notify_waiters();
         result
     }
@@ -185,6 +186,9 @@ impl Coordinator {
             Err(error) => {
                 self.erase(writer.volume_parts()).await;
                 shared.segments.abandon_checkpoint(&writer.used);
+                if matches!(error, CheckpointError::MemberFull) {
+                    writer.used.iter().for_each(|used| shared.segments.set_backed(used.index, false));
+                }
                 return Err(error);
             }
         };
@@ -337,17 +341,25 @@ impl Coordinator {
         }));
     }
 
-    /// Deletes a volume. If the checkpoint fails, the deletion is not durable yet: any later checkpoint makes it so.
+    /// Deletes a volume: a checkpoint does without it, and then what it had in memory goes. If the checkpoint fails, all is as
+    /// it was, and the volume serves again.
     async fn delete(&self, volume: &Arc<Volume>) -> Result<(), VolumeError> {
+        self.with_volumes(|volumes| drop(volumes.remove(&volume.name)));
+        if let Err(error) = self.checkpoint(false).await {
+            self.with_volumes(|volumes| drop(volumes.insert(volume.name.clone(), Arc::clone(volume))));
+            volume.closing.store(false, Ordering::SeqCst);
+            return Err(error.into());
+        }
         for reactor in 0..self.core.shared.reactors {
             let (done, forgotten) = oneshot::channel();
             let forget = Inner::Forget { volume: Arc::clone(volume), done };
             self.core.shared.courier.send(reactor, Message(forget));
             forgotten.await.map_err(|_| VolumeError::Checkpoint(CheckpointError::ReactorGone))?;
         }
-        self.with_volumes(|volumes| drop(volumes.remove(&volume.name)));
         self.core.shared.keyring.forget(volume.lineage);
-        Ok(self.checkpoint(false).await?)
+        // Its segments come back with the next one.
+        self.core.shared.want_checkpoint();
+        Ok(())
     }
 
     async fn resize(&self, name: &str, size_bytes: u64) -> Result<VolumeStatus, VolumeError> {
@@ -411,7 +423,10 @@ impl Core {
         let newest = self.shared.segments.next_number();
         self.stream.retire(self, newest.saturating_sub(self.shared.options.max_replay_segments.into()));
         let (stream, settled) = (self.index as u32, self.stream.settled());
-        for shard in self.all_shards() {
+        // A volume that is not there any more is being deleted: the checkpoint does without it.
+        let volumes = self.shared.all_volumes();
+        let is_there = |shard: &Rc<Shard>| volumes.iter().any(|volume| Arc::ptr_eq(volume, &shard.volume));
+        for shard in self.all_shards().into_iter().filter(is_there) {
             let mut sections = SectionWriter::default();
             let (volume, number) = (shard.volume.id, shard.number);
             sections.shard(volume, number, shard.applied.get());

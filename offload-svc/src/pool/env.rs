@@ -37,6 +37,11 @@ pub trait Env {
     fn write(&self, member: MemberIndex, offset: u64, buf: IoBuf) -> LocalBoxFuture<'static, IoResult>;
     /// Makes every completed write durable (fdatasync).
     fn sync(&self, member: MemberIndex) -> LocalBoxFuture<'static, io::Result<()>>;
+    /// Sets room aside for a range of a member, whose contents stay. Where nothing is to be done (a device, memory) it
+    /// succeeds; where the file system can't, it fails otherwise than with "no space".
+    fn allocate(&self, member: MemberIndex, offset: u64, len: u64) -> LocalBoxFuture<'static, io::Result<()>>;
+    /// Gives the room of a range back, whose contents don't matter any more. It may do nothing.
+    fn release(&self, member: MemberIndex, offset: u64, len: u64) -> LocalBoxFuture<'static, io::Result<()>>;
     /// Makes a member that is a regular file as long as this, if it is shorter; what is added reads as zeroes. May wait for
     /// the file system: asked for before anything is served only.
     fn grow(&self, member: MemberIndex, size_bytes: u64) -> io::Result<()>;

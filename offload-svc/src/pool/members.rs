@@ -60,6 +60,8 @@ pub struct Member {
     pub bad_shards: AtomicU64,
     pub repaired_shards: AtomicU64,
     remarks: Mutex<Vec<Remark>>,
+    /// The file system beneath it had no room when it was last asked.
+    full_beneath: AtomicBool,
     /// Reads that the others served since it took too long.
     pub slow_reads: AtomicU64,
     /// Woken when the member leaves the set, so that nothing waits for it any longer.
@@ -106,7 +108,18 @@ impl Member {
 
     /// What is out of the ordinary about it.
     pub fn remarks(&self) -> Vec<Remark> {
-        self.remarks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut remarks = self.remarks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        remarks.extend(self.is_full_beneath().then_some(Remark::FileSystemFull));
+        remarks
+    }
+
+    /// Whether the file system beneath it had no room when it was last asked.
+    pub fn is_full_beneath(&self) -> bool {
+        self.full_beneath.load(Ordering::Relaxed)
+    }
+
+    pub fn set_full_beneath(&self, full: bool) {
+        self.full_beneath.store(full, Ordering::Relaxed);
     }
 
     /// Says so once; whether it was new.
@@ -388,6 +401,10 @@ pub enum Failure {
     Slow,
 }
 
+fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// How members are put out of the set.
 #[derive(Clone)]
 pub enum Excluder {
@@ -483,6 +500,28 @@ impl MemberIo {
         self.submit(index, None, true).await
     }
 
+    /// Sets room aside for a range.
+    pub async fn allocate(&self, index: usize, offset: u64, len: u64) -> Result<(), Failure> {
+        self.change_room(index, |slot| self.env.allocate(slot, offset, len)).await
+    }
+
+    /// Gives the room of a range back.
+    pub async fn release(&self, index: usize, offset: u64, len: u64) -> Result<(), Failure> {
+        self.change_room(index, |slot| self.env.release(slot, offset, len)).await
+    }
+
+    async fn change_room<F>(&self, index: usize, work: impl FnOnce(MemberIndex) -> F) -> Result<(), Failure>
+    where
+        F: Future<Output = io::Result<()>> + 'static,
+    {
+        self.slot(index)?;
+        let permit = self.lane(index).await?;
+        let work = work(self.slot(index)?);
+        let result = self.race(index, self.carry_out(index, permit, work)).await?.map_err(|_| Failure::Error)?;
+        // File systems that can't are no faulty members.
+        result.map_err(|error| if is_no_space(&error) { Failure::NoSpace } else { Failure::Error })
+    }
+
     async fn submit(&self, index: usize, data: Option<(u64, IoBuf)>, durably: bool) -> Result<(), Failure> {
         self.slot(index)?;
         let permit = self.lane(index).await?;
@@ -500,7 +539,8 @@ impl MemberIo {
     }
 
     fn write_failure(&self, index: usize, error: &io::Error) -> Failure {
-        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        if is_no_space(error) {
+            self.set.entry(index).set_full_beneath(true);
             return Failure::NoSpace;
         }
         self.set.entry(index).write_errors.fetch_add(1, Ordering::Relaxed);

@@ -22,11 +22,12 @@
 //! # Parts
 //!
 //! On members: `superblock`, `stripe`, `checkpoint`. In memory: `map`, `segments`, `space`, `shared`. At work on a
-//! reactor: `core`, `read`, `write`, `stream`, `clean`; on the first one also `coordinator`,
+//! reactor: `core`, `read`, `write`, `stream`, `clean`; on the first one also `coordinator`, `backing`,
 //! and what looks after the members: `rebuild`, `attach`, `scrub`, at the `pace` that requests leave them. Before all that:
 //! `probe`, `mount`.
 
 mod attach;
+mod backing;
 mod checkpoint;
 mod checkpoint_io;
 mod clean;

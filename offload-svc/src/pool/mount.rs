@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use futures::future::join_all;
 
+use super::backing::back_for_mount;
 use super::checkpoint::{DecodeError, Root, Section, SectionWriter};
 use super::checkpoint_io::{self, CheckpointWriter, ReadFailed, WriteFailed};
 use super::core::generation_base;
@@ -21,7 +22,7 @@ use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_V
 use super::probe::{ChooseError, Chosen, Cut, Refused, choose, probe};
 use super::rebuild::Comer;
 use super::scan::{FoundRecord, SeenStreams, find_records, look_for_stripes};
-use super::segments::{SegmentUse, Segments, State};
+use super::segments::{SegmentUse, Segments, State, Wanted};
 use super::shared::{Books, Volume};
 use super::space::Admission;
 use super::status::{MemberState, MountReport, Remark};
@@ -620,6 +621,11 @@ const SECTION_EXTENTS: usize = 2048;
 
 impl NewCheckpoint<'_> {
     async fn write(&self, superblocks: &Superblocks, extents: i64) -> Result<Root, MountError> {
+        let (set, extents) = (self.stripes.set(), extents.max(0) as u64);
+        // How the reserves grow with the extents does not depend on the number of reactors.
+        let admission = Admission::new(set.layout, set.segment_count, 1);
+        let Wanted { total, .. } = admission.wanted(extents);
+        back_for_mount(&self.stripes.io, self.segments, Wanted { listed: 0, total }).await;
         let plan = self.segments.begin_checkpoint();
         let mut writer = CheckpointWriter::new(self.stripes, self.segments);
         let mut sections = SectionWriter::default();
@@ -638,10 +644,7 @@ impl NewCheckpoint<'_> {
             }
             writer.put(&sections.0).await?;
         }
-        let set = self.stripes.set();
-        // How the reserves grow with the extents does not depend on the number of reactors.
-        let admission = Admission::new(set.layout, set.segment_count, 1);
-        let keep = admission.reserves(extents.max(0) as u64).checkpoint as usize;
+        let keep = admission.reserves(extents).checkpoint as usize;
         let nonce = || {
             let mut bytes = [0; 8];
             self.stripes.io.env.random(&mut bytes);

@@ -58,6 +58,10 @@ pub enum FormatError {
     TooSmall { name: String, size_bytes: u64, needed_bytes: u64 },
     #[error("{name}: not blank: {found}. Nothing was written")]
     NotBlank { name: String, found: FoundText },
+    #[error(
+        "{name}: the file system beneath has no room for the {needed_bytes} bytes that a pool needs from the first. Nothing was written"
+    )]
+    NoRoom { name: String, needed_bytes: u64 },
     #[error("{name}: can't be written")]
     Write {
         name: String,
@@ -250,6 +254,7 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
             return Err(FormatError::NotBlank { name: input.name.clone(), found: FoundText(found) });
         }
     }
+    allocate_all(env, inputs, &layout).await?;
     let random = || {
         let mut bytes = [0; 16];
         env.random(&mut bytes);
@@ -286,6 +291,22 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
     (block.formatting, block.generation) = (false, 2);
     write_all(env, inputs, &block).await?;
     Ok(block.pool)
+}
+
+/// Segments that have their room from the first: two checkpoints, what cleaning and deletion need, and the first to be written.
+const SEGMENTS_BACKED: u64 = 10;
+
+/// Sets room aside for what no pool can do without. Where a file system can't, a full one is met later.
+async fn allocate_all(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: &Layout) -> Result<(), FormatError> {
+    let needed_bytes = SUPERBLOCK_AREA_BYTES + SEGMENTS_BACKED * u64::from(layout.segment_bytes);
+    for (index, input) in inputs.iter().enumerate() {
+        if let Err(error) = env.allocate(MemberIndex(index as u8), 0, needed_bytes).await
+            && matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+        {
+            return Err(FormatError::NoRoom { name: input.name.clone(), needed_bytes });
+        }
+    }
+    Ok(())
 }
 
 async fn write_all(env: &Rc<dyn Env>, inputs: &[MemberInput], block: &Superblock) -> Result<(), FormatError> {

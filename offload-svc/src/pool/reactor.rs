@@ -12,6 +12,7 @@ use std::sync::{Arc, RwLock};
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use tokio::sync::Notify;
 
+use super::backing;
 use super::checkpoint::Root;
 use super::clean;
 use super::coordinator::{self, Control, Coordinator};
@@ -106,6 +107,8 @@ impl Mounted {
             stripes_written: AtomicU64::new(0),
             cleaner_busy: AtomicBool::new(false),
             cleaning: Notify::new(),
+            backing: Notify::new(),
+            given_back: AtomicU64::new(0),
             listed_at_checkpoint: AtomicU64::new(listed),
             checkpoint_wanted: AtomicBool::new(false),
             erasing: tokio::sync::Mutex::new(()),
@@ -176,6 +179,7 @@ impl PoolReactor {
             )));
             env.spawn(Box::pin(coordinator::keep_time(Rc::clone(&core))));
             env.spawn(Box::pin(clean::run(Rc::clone(&core))));
+            env.spawn(Box::pin(backing::run(Rc::clone(&core))));
             rotate::go_on(&core);
             if !core.shared.report.members_cut.is_empty() {
                 // What they have lost counts as damage until it has been found, by a pass from the beginning.

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use futures::future::{Either, select};
 use tokio::sync::{Notify, oneshot};
 
+use super::backing::back_candidate;
 use super::core::Core;
 use super::env::MemberIndex;
 use super::members::{Failure, Identity, Incarnation, TooFewMembers};
@@ -121,6 +122,8 @@ enum Stop {
     OtherMember,
     #[error("it has failed")]
     Failed,
+    #[error("the file system beneath it has no room for what it has to hold")]
+    NoRoom,
     #[error(transparent)]
     Welcome(#[from] WelcomeError),
     #[error(transparent)]
@@ -273,7 +276,13 @@ impl Keeper {
         // What was on its way before did not go to the candidate; from here on all is there to be found, or goes to it.
         set.writes.passed().await;
         let fill = Fill::new(self, comer, incarnation);
-        match fill.walk(below).await {
+        let (stripes, segments) = (&self.core.stripes, &self.core.shared.segments);
+        let filled = match back_candidate(&stripes.io, segments, set.candidate(place)).await {
+            Ok(()) => fill.walk(below).await,
+            Err(Failure::NoSpace) => Err(Stop::NoRoom),
+            Err(_) => Err(Stop::Failed),
+        };
+        match filled {
             Ok(()) => {}
             Err(Stop::Closing) => return Err(Stop::Closing),
             Err(stop) => {

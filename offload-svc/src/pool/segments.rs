@@ -5,9 +5,12 @@
 //! segment that holds anything a usable checkpoint or its replay needs is never handed out; and every segment handed out
 //! for the log stands in the durable checkpoint's window, so that a mount finds it.
 //!
+//! A segment is *backed* when its room on the members' file systems is known to be allocated. While one of these is full, only
+//! backed segments count as there.
+//!
 //! The lock here is taken once per segment, not per request; the counters are atomics.
 
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::stripe::Sequence;
@@ -52,6 +55,22 @@ struct Inner {
     next_sequence: u64,
     /// The first number given out by a window that is not durable yet.
     listing: Option<u64>,
+    /// By segment: its room is allocated on all members of the set.
+    backed: Vec<bool>,
+}
+
+/// Segments that are to be backed before they are needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of those that the log can take now.
+    pub listed: u64,
+    /// Of these and the free ones.
+    pub total: u64,
+}
+
+impl Wanted {
+    /// As many as there are.
+    pub const MORE: Self = Self { listed: u64::MAX, total: u64::MAX };
 }
 
 /// Counters of one segment.
@@ -68,6 +87,11 @@ pub struct Segments {
     live_total: AtomicI64,
     listed_left: AtomicU64,
     free_left: AtomicU64,
+    /// As the two above, of backed ones.
+    listed_backed: AtomicU64,
+    free_backed: AtomicU64,
+    /// A file system beneath a member is full.
+    full_beneath: AtomicBool,
 }
 
 /// The segments that a checkpoint frees and lists, fixed before it is written.
@@ -84,12 +108,18 @@ impl Segments {
     pub fn new(states: Vec<State>, next_sequence: u64) -> Self {
         let counters = states.iter().map(|_| Counters::default()).collect();
         let free = states.iter().filter(|state| matches!(state, State::Free)).count() as u64;
+        // What has been written has its room.
+        let backed = states.iter().map(|state| !matches!(state, State::Free)).collect();
+        let (listed, window) = (Vec::new(), Vec::new());
         Self {
-            inner: Mutex::new(Inner { states, listed: Vec::new(), window: Vec::new(), next_sequence, listing: None }),
+            inner: Mutex::new(Inner { states, listed, window, next_sequence, listing: None, backed }),
             counters,
             live_total: AtomicI64::new(0),
             listed_left: AtomicU64::new(0),
             free_left: AtomicU64::new(free),
+            listed_backed: AtomicU64::new(0),
+            free_backed: AtomicU64::new(0),
+            full_beneath: AtomicBool::new(false),
         }
     }
 
@@ -128,7 +158,83 @@ impl Segments {
 
     /// Segments that the log can still take before the next checkpoint, and free ones beyond the window.
     pub fn left(&self) -> (u64, u64) {
+        if self.is_full_beneath() {
+            return self.backed_left();
+        }
         (self.listed_left.load(Ordering::SeqCst), self.free_left.load(Ordering::SeqCst))
+    }
+
+    /// The same, of those that are backed: of the log's, those before the first that is not.
+    pub fn backed_left(&self) -> (u64, u64) {
+        (self.listed_backed.load(Ordering::SeqCst), self.free_backed.load(Ordering::SeqCst))
+    }
+
+    /// Whether a file system beneath a member is full.
+    pub fn is_full_beneath(&self) -> bool {
+        self.full_beneath.load(Ordering::SeqCst)
+    }
+
+    pub fn set_full_beneath(&self, full: bool) {
+        let inner = self.lock();
+        self.full_beneath.store(full, Ordering::SeqCst);
+        self.recount(&inner);
+    }
+
+    /// The room of a segment is allocated, or was found not to be.
+    pub fn set_backed(&self, segment: u32, backed: bool) {
+        let mut inner = self.lock();
+        if let Some(known) = inner.backed.get_mut(segment as usize) {
+            *known = backed;
+        }
+        self.recount(&inner);
+    }
+
+    /// All that are backed, whatever they hold.
+    pub fn backed(&self) -> Vec<u32> {
+        let inner = self.lock();
+        (0..inner.backed.len() as u32).filter(|index| inner.backed[*index as usize]).collect()
+    }
+
+    /// The next segment to be backed, if fewer are than wanted: first of those that the log takes next, then of the free ones
+    /// by number; with `after`, those behind it in that order, to be tried when it could not be.
+    pub fn next_unbacked(&self, wanted: Wanted, after: Option<u32>) -> Option<u32> {
+        let inner = self.lock();
+        let (listed_backed, free_backed) = self.backed_left();
+        let unbacked = |index: &u32| !inner.backed[*index as usize];
+        let lacks_total = listed_backed + free_backed < wanted.total;
+        if !lacks_total && listed_backed >= wanted.listed {
+            return None;
+        }
+        let listed = inner.listed.iter().rev().map(|used| used.index).filter(unbacked);
+        let free = (0..inner.states.len() as u32).filter(|index| inner.states[*index as usize] == State::Free);
+        let free = free.filter(unbacked).filter(|index| self.unread(*index) && lacks_total);
+        let mut all: Box<dyn Iterator<Item = u32>> =
+            if listed_backed < wanted.listed { Box::new(listed.chain(free)) } else { Box::new(free.chain(listed)) };
+        match after {
+            Some(after) => {
+                all.find(|index| *index == after)?;
+                all.next()
+            }
+            None => all.next(),
+        }
+    }
+
+    /// Takes a free segment's backing away where more than `kept` have it. It is pinned: until that ends nobody uses it.
+    pub fn take_surplus(&self, kept: u64) -> Option<u32> {
+        let mut inner = self.lock();
+        let (listed, free) = self.backed_left();
+        if listed + free <= kept {
+            return None;
+        }
+        let surplus = |index: &u32| {
+            let at = *index as usize;
+            inner.states[at] == State::Free && inner.backed[at] && self.unread(*index)
+        };
+        let index = (0..inner.states.len() as u32).rev().find(surplus)?;
+        inner.backed[index as usize] = false;
+        self.pin(index);
+        self.recount(&inner);
+        Some(index)
     }
 
     /// Segments that a mount would have to read now.
@@ -157,15 +263,20 @@ impl Segments {
         let mut inner = self.lock();
         let used = match purpose {
             Purpose::Log => {
-                let at = inner.listed.iter().rposition(|used| self.unread(used.index))?;
+                let backed = |used: &SegmentUse| inner.backed[used.index as usize] && self.unread(used.index);
+                let at = inner.listed.iter().rposition(backed);
+                let any = || inner.listed.iter().rposition(|used| self.unread(used.index));
+                let at = at.or_else(|| any().filter(|_| !self.is_full_beneath()))?;
                 let used = inner.listed.remove(at);
                 inner.states[used.index as usize] = State::Open(used.sequence);
                 inner.window.push(used.index);
                 used
             }
             Purpose::Checkpoint => {
-                let mut free = inner.states.iter().enumerate();
-                let index = free.position(|(i, state)| *state == State::Free && self.unread(i as u32))? as u32;
+                let free = |index: &u32| inner.states[*index as usize] == State::Free && self.unread(*index);
+                let mut all = (0..inner.states.len() as u32).filter(free);
+                let first = all.clone().next();
+                let index = all.find(|index| inner.backed[*index as usize]).or(first)?;
                 let sequence = inner.take_sequence(fresh_nonce);
                 inner.states[index as usize] = State::Checkpoint(sequence);
                 SegmentUse { index, sequence }
@@ -216,15 +327,22 @@ impl Segments {
                 uses.push(SegmentUse { index, sequence });
             }
         }
+        let full = self.is_full_beneath();
+        if full {
+            inner.unlist_unbacked();
+        }
         uses.extend(&inner.listed);
-        let free: Vec<u32> =
-            (0..inner.states.len() as u32).filter(|i| inner.states[*i as usize] == State::Free).collect();
-        let after = free.len() + plan.freed.len() + plan.old_checkpoint.len();
+        let free = (0..inner.states.len() as u32).filter(|i| inner.states[*i as usize] == State::Free);
+        let (mut free, unbacked): (Vec<u32>, Vec<u32>) = free.partition(|index| inner.backed[*index as usize]);
+        // Backed ones stay free for the next checkpoint, where that is all there is beneath.
+        let kept = free.split_off(free.len().saturating_sub(keep_free));
+        free.extend(unbacked.iter().filter(|_| !full));
+        let after = free.len() + plan.freed.len() + plan.old_checkpoint.len() + kept.len();
         let mut room = limit.saturating_sub(uses.len()).min(after.saturating_sub(keep_free));
         let mut added = Vec::new();
         inner.listing = Some(inner.next_sequence);
         // Those freed now come last: the members may still be busy with them.
-        for &index in free.iter().chain(&plan.freed).chain(&plan.old_checkpoint) {
+        for &index in free.iter().chain(&plan.freed).chain(&plan.old_checkpoint).chain(&kept) {
             if room == 0 {
                 break;
             }
@@ -272,6 +390,18 @@ impl Segments {
 
     fn recount(&self, inner: &Inner) {
         let free = inner.states.iter().filter(|state| **state == State::Free).count() as u64;
+        let backed = |index: usize| inner.backed.get(index) == Some(&true);
+        let states = inner.states.iter().enumerate();
+        let free_backed = states.filter(|(index, state)| **state == State::Free && backed(*index)).count() as u64;
+        // They are handed out in order: a use that is passed by stays unfinished, and that makes a member's return costly.
+        let mut listed = inner.listed.iter().rev().map(|used| backed(used.index as usize));
+        let listed_backed = if self.is_full_beneath() {
+            listed.filter(|backed| *backed).count() as u64
+        } else {
+            listed.position(|backed| !backed).unwrap_or(inner.listed.len()) as u64
+        };
+        self.free_backed.store(free_backed, Ordering::SeqCst);
+        self.listed_backed.store(listed_backed, Ordering::SeqCst);
         self.free_left.store(free, Ordering::SeqCst);
         self.listed_left.store(inner.listed.len() as u64, Ordering::SeqCst);
     }
@@ -343,6 +473,19 @@ pub struct Window {
 }
 
 impl Inner {
+    /// Segments without room beneath make way in the window for those that have it. No stripe with their sequence number is
+    /// anywhere, so nobody misses them, whichever checkpoint lists them still.
+    fn unlist_unbacked(&mut self) {
+        let Self { states, listed, backed, .. } = self;
+        listed.retain(|used| {
+            let stays = backed[used.index as usize];
+            if !stays {
+                states[used.index as usize] = State::Free;
+            }
+            stays
+        });
+    }
+
     fn take_sequence(&mut self, nonce: u64) -> Sequence {
         let number = self.next_sequence;
         self.next_sequence += 1;

@@ -131,6 +131,10 @@ pub struct Shared {
     pub cleaner_busy: AtomicBool,
     /// Wakes the cleaner.
     pub cleaning: Notify,
+    /// Wakes what allocates room beneath.
+    pub backing: Notify,
+    /// Segments whose room has been given back to the file systems.
+    pub given_back: AtomicU64,
     /// Segments that the log could take after the last checkpoint.
     pub listed_at_checkpoint: AtomicU64,
     /// A full or half-used window has been reported and not yet been answered by a checkpoint.
@@ -154,6 +158,7 @@ impl Shared {
 
     /// A segment was handed out: takes the next checkpoint in good time, and cleans.
     pub fn on_segment_taken(&self) {
+        self.backing.notify_one();
         let (listed, free) = self.segments.left();
         let half = listed * 2 <= self.listed_at_checkpoint.load(Ordering::SeqCst);
         // The map has grown past what was kept back for writing it down: the next checkpoint keeps back more.

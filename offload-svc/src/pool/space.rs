@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::options::{BLOCK_BYTES, Layout};
-use super::segments::Segments;
+use super::segments::{Segments, Wanted};
 use super::stripe::HEADER_BYTES;
 
 /// Bytes of one extent in a checkpoint, rounded up.
@@ -34,6 +34,8 @@ pub struct Admission {
     reactors: u64,
     /// Rows promised to requests that have not been placed yet.
     rows: AtomicI64,
+    /// The most rows for which a request waits to have their room allocated beneath.
+    asked_rows: AtomicI64,
     /// Live bytes when the cleaner last found nothing to gain; `u64::MAX` when it has not.
     stuck_at: AtomicU64,
     /// Until this time (in milliseconds of the pool's clock) the file system beneath a member is taken to be full.
@@ -45,6 +47,8 @@ pub struct Admission {
 pub enum Refusal {
     /// Dead space may come back soon: wait for the cleaner.
     Wait,
+    /// There is room, but it has still to be allocated on the file systems beneath.
+    Unbacked,
     /// Full.
     Full,
 }
@@ -56,6 +60,7 @@ impl Admission {
             segments: segments.into(),
             reactors: reactors as u64,
             rows: AtomicI64::new(0),
+            asked_rows: AtomicI64::new(0),
             stuck_at: AtomicU64::new(u64::MAX),
             full_until_ms: AtomicU64::new(0),
         }
@@ -106,8 +111,12 @@ impl Admission {
         let rows = self.rows_for(bytes);
         let promised = self.rows.fetch_add(rows, Ordering::SeqCst) + rows;
         let admitted = Admitted { account: Arc::clone(self), rows };
-        if self.rows_left(segments, extents) >= promised {
-            return Ok(admitted);
+        if self.rows_left(segments.left(), extents) >= promised {
+            if self.rows_left(segments.backed_left(), extents) >= promised {
+                return Ok(admitted);
+            }
+            self.asked_rows.fetch_max(promised, Ordering::SeqCst);
+            return Err(Refusal::Unbacked);
         }
         // Unless something has died since the cleaner gave up, it would give up again.
         let stuck = self.stuck_at.load(Ordering::SeqCst);
@@ -122,12 +131,24 @@ impl Admission {
     }
 
     /// Rows that users can still have before the next checkpoint, the reserve kept.
-    fn rows_left(&self, segments: &Segments, extents: u64) -> i64 {
-        let (listed, free) = segments.left();
+    fn rows_left(&self, (listed, free): (u64, u64), extents: u64) -> i64 {
         let reserves = self.reserves(extents);
         let usable = (listed + free.saturating_sub(reserves.checkpoint)).saturating_sub(reserves.cleaning);
         // Listed ones alone can be written now.
         (usable.min(listed) * self.rows_per_segment()) as i64
+    }
+
+    /// Segments that are to have their room allocated beneath: the reserves, and what is written next.
+    pub fn wanted(&self, extents: u64) -> Wanted {
+        let reserves = self.reserves(extents);
+        let asked = self.asked_rows.load(Ordering::SeqCst).max(0) as u64;
+        let listed = 1 + self.reactors + asked.div_ceil(self.rows_per_segment());
+        Wanted { listed, total: reserves.checkpoint + reserves.cleaning + listed }
+    }
+
+    /// Who still waits for room beneath asks again.
+    pub fn forget_asked(&self) {
+        self.asked_rows.store(0, Ordering::SeqCst);
     }
 
     /// Whether so little is free that the cleaner should work.

@@ -142,6 +142,8 @@ pub enum Remark {
         /// What was left.
         to_bytes: u64,
     },
+    /// The file system beneath it is full: writes get Capacity Exceeded.
+    FileSystemFull,
     /// Reads have met the end of its file since the mount: it was cut while in use.
     CutInUse,
 }
@@ -155,6 +157,9 @@ impl fmt::Display for Remark {
             Self::Cut { from_bytes, to_bytes } => {
                 write!(f, "its file was cut from {from_bytes} to {to_bytes} bytes before the pool was mounted")
             }
+            Self::FileSystemFull => f.write_str(
+                "the file system beneath it is full: new writes get Capacity Exceeded; make room there, or deallocate",
+            ),
             Self::CutInUse => {
                 f.write_str("its file has been cut while in use: what is lost is repaired as it is found")
             }

@@ -296,6 +296,10 @@ impl Stream {
         let result = flight.result.get().unwrap_or(Err(WriteError::TooFewMembers));
         if result == Err(WriteError::NoSpace) {
             core.pause_for_space();
+            if let Some((segment, _)) = &flight.placed {
+                core.shared.segments.set_backed(segment.used.index, false);
+            }
+            core.shared.backing.notify_one();
         }
         // Only the task that has just ended held it too.
         let Ok(flight) = Rc::try_unwrap(flight) else { return };

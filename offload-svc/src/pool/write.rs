@@ -213,6 +213,10 @@ impl Core {
             match shared.admission.admit(&shared.segments, extents, bytes) {
                 Ok(admitted) => return Ok(admitted),
                 Err(Refusal::Full) => return Err(Outcome::CapacityExceeded),
+                Err(Refusal::Unbacked) => {
+                    shared.backing.notify_one();
+                    event.await;
+                }
                 Err(Refusal::Wait) => {
                     if shared.admission.is_low(&shared.segments, extents) {
                         shared.cleaning.notify_one();

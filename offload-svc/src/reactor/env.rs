@@ -54,6 +54,22 @@ impl Env for ReactorEnv {
         }
     }
 
+    fn allocate(&self, member: MemberIndex, offset: u64, len: u64) -> LocalBoxFuture<'static, io::Result<()>> {
+        match self.members.file(member.0.into()) {
+            Some(file) if file.is_regular() => self.local.allocate(&file, offset, len).boxed_local(),
+            Some(_) => ready(Ok(())).boxed_local(),
+            None => ready(Err(missing())).boxed_local(),
+        }
+    }
+
+    fn release(&self, member: MemberIndex, offset: u64, len: u64) -> LocalBoxFuture<'static, io::Result<()>> {
+        match self.members.file(member.0.into()) {
+            Some(file) if file.is_regular() => self.local.punch_hole(&file, offset, len).boxed_local(),
+            Some(_) => ready(Ok(())).boxed_local(),
+            None => ready(Err(missing())).boxed_local(),
+        }
+    }
+
     fn grow(&self, member: MemberIndex, size_bytes: u64) -> io::Result<()> {
         self.members.file(member.0.into()).ok_or_else(missing)?.grow(size_bytes)
     }

@@ -141,6 +141,16 @@ impl Local {
         self.without_buffer(file, Action::PunchHole { len }, offset)
     }
 
+    /// Sets room aside for a range, whose contents stay.
+    pub fn allocate(
+        &self,
+        file: &Arc<DiskFile>,
+        offset: u64,
+        len: u64,
+    ) -> impl Future<Output = io::Result<()>> + use<> {
+        self.without_buffer(file, Action::Allocate { len }, offset)
+    }
+
     /// Makes a range read as zeroes, its space kept.
     pub fn zero_range(
         &self,

@@ -41,7 +41,7 @@ impl Counters {
         match action {
             Action::Read => count(&self.read_bytes, bytes as u64),
             Action::Write => count(&self.written_bytes, bytes as u64),
-            Action::Sync | Action::PunchHole { .. } | Action::ZeroRange { .. } => {}
+            Action::Sync | Action::Allocate { .. } | Action::PunchHole { .. } | Action::ZeroRange { .. } => {}
         }
     }
 

@@ -161,7 +161,7 @@ fn flipped_bytes_on_two_members_are_survived_by_reads_and_by_mounts() {
 /// H131: a full file system beneath one member is Capacity Exceeded, the member stays, and writes go on when there is room.
 #[test]
 fn h131_no_space_beneath_a_member_is_no_member_failure() {
-    let rig = Rig::new(LAYOUT, 48, 1).with_volume(64 * MIB, 4096);
+    let rig = Rig::new(LAYOUT, 48, 1).on_plain_files().with_volume(64 * MIB, 4096);
     let seen = Rc::new(RefCell::new(0));
     rig.live(1, move |live| async move {
         let vol = live.volume("v");

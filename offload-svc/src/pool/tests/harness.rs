@@ -75,6 +75,12 @@ impl Rig {
         Self { disks: Disks::new(layout.members()), inputs, layout, options: options(), reactors }
     }
 
+    /// On file systems that can't set room aside.
+    pub fn on_plain_files(self) -> Self {
+        self.disks.0.iter().for_each(|disk| disk.borrow_mut().plain = true);
+        self
+    }
+
     /// Three members with one volume, which mount fast.
     pub fn small(block_bytes: u32) -> Self {
         let mut rig = Self::new(SMALL, 30, 1);

@@ -171,7 +171,7 @@ fn a_stripe_that_the_checkpoint_has_is_lost_to_its_reads_only() {
 /// Refusals for want of room leave gaps among the numbers, and gaps are no losses.
 #[test]
 fn stripes_given_up_are_not_missed() {
-    let rig = Rig::new(LAYOUT, SEGMENTS.into(), 1).with_volume(64 * MIB, 4096);
+    let rig = Rig::new(LAYOUT, SEGMENTS.into(), 1).on_plain_files().with_volume(64 * MIB, 4096);
     rig.live(1, |live| async move {
         let vol = live.volume("v");
         for round in 0..6u64 {

@@ -1,6 +1,7 @@
 //! Tests of the pool as a whole, on simulated members.
 
 mod basic;
+mod beneath;
 mod crash;
 mod cut;
 mod faults;

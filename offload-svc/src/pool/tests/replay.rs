@@ -123,7 +123,7 @@ fn extents_in_checkpoint(rig: &Rig) -> Vec<Extent> {
 /// in the same segment, is found by a mount.
 #[test]
 fn what_follows_refused_stripes_in_a_segment_is_replayed() {
-    let rig = Rig::new(LAYOUT, 40, 1).with_volume(16 * MIB, 4096);
+    let rig = Rig::new(LAYOUT, 40, 1).on_plain_files().with_volume(16 * MIB, 4096);
     rig.live(1, |live| async move {
         let vol = live.volume("v");
         refuse_stripes(&live, &vol).await;

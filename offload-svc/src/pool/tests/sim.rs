@@ -63,6 +63,12 @@ pub struct Disk {
     pub reads: u64,
     /// Pages that can't be read until they are written again.
     pub bad_pages: BTreeSet<u64>,
+    /// Pages that have their room.
+    allocated: BTreeSet<u64>,
+    /// How many more pages there is room for; `None`: for any number.
+    pub room: Option<u64>,
+    /// Its file system can't set room aside.
+    pub plain: bool,
     /// Where its file ends, if it was cut: reads beyond fail, and writes beyond make it longer.
     pub end: Option<u64>,
     /// Reads take so much longer.
@@ -114,6 +120,33 @@ impl Disk {
         out
     }
 
+    /// Whether there is room for pages, which is taken then.
+    fn takes(&mut self, pages: std::ops::Range<u64>) -> bool {
+        let fresh: Vec<u64> =
+            pages.filter(|page| !self.current.contains_key(page) && !self.allocated.contains(page)).collect();
+        let room = if self.mode == Mode::Full { Some(0) } else { self.room };
+        let fits = room.is_none_or(|room| fresh.len() as u64 <= room);
+        if fits {
+            self.room = self.room.map(|room| room.saturating_sub(fresh.len() as u64));
+            self.allocated.extend(fresh);
+        }
+        fits
+    }
+
+    /// Pages that have their room.
+    pub fn pages_allocated(&self) -> u64 {
+        self.allocated.len() as u64
+    }
+
+    /// Gives the room of pages back; they read as zeroes.
+    fn release(&mut self, pages: std::ops::Range<u64>) {
+        for page in pages {
+            let held = self.allocated.remove(&page) | self.current.remove(&page).is_some();
+            self.durable.remove(&page);
+            self.room = self.room.map(|room| room + u64::from(held));
+        }
+    }
+
     /// Cuts its file.
     pub fn cut(&mut self, size_bytes: u64) {
         for pages in [&mut self.current, &mut self.durable] {
@@ -123,7 +156,15 @@ impl Disk {
     }
 
     pub fn copy(&self) -> Self {
-        Self { durable: self.durable.clone(), current: self.current.clone(), end: self.end, ..Self::default() }
+        Self {
+            durable: self.durable.clone(),
+            current: self.current.clone(),
+            allocated: self.allocated.clone(),
+            room: self.room,
+            plain: self.plain,
+            end: self.end,
+            ..Self::default()
+        }
     }
 
     fn crash(&mut self, rng: &mut StdRng) {
@@ -397,6 +438,28 @@ impl World {
 
 struct SimEnv(Rc<World>);
 
+impl SimEnv {
+    fn change_room(
+        &self,
+        member: MemberIndex,
+        change: impl FnOnce(&mut Disk) -> io::Result<()> + 'static,
+    ) -> LocalBoxFuture<'static, io::Result<()>> {
+        let world = Rc::clone(&self.0);
+        Box::pin(async move {
+            let _ = world.latency().await;
+            if world.mode(member) == Mode::Hung {
+                world.hang().await;
+            }
+            let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
+            match disk.mode {
+                _ if disk.plain => Err(io::ErrorKind::Unsupported.into()),
+                Mode::Good | Mode::Full => change(&mut disk),
+                _ => Err(eio()),
+            }
+        })
+    }
+}
+
 fn eio() -> io::Error {
     io::Error::other("simulated I/O error")
 }
@@ -455,8 +518,9 @@ impl Env for SimEnv {
         let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
         let mode = disk.mode;
         let pages = offset / PAGE..(offset + buf.len() as u64) / PAGE;
-        let fresh = pages.clone().any(|page| !disk.current.contains_key(&page));
-        let takes = mode == Mode::Good || (mode == Mode::Full && !fresh);
+        let good = matches!(mode, Mode::Good | Mode::Full);
+        let full = good && !disk.takes(pages.clone());
+        let takes = good && !full;
         if takes {
             disk.unsynced.push(Unsynced { id, offset, data: buf.to_vec(), completed: false });
         }
@@ -471,7 +535,7 @@ impl Env for SimEnv {
                 world.hang().await;
             }
             let mut disk = world.disks.0[usize::from(member.0)].borrow_mut();
-            if mode == Mode::Full && !takes {
+            if full {
                 return (Err(io::ErrorKind::StorageFull.into()), buf);
             }
             if !takes || !matches!(disk.mode, Mode::Good | Mode::Full) {
@@ -515,6 +579,21 @@ impl Env for SimEnv {
                     Ok(())
                 }
             }
+        })
+    }
+
+    fn allocate(&self, member: MemberIndex, offset: u64, len: u64) -> LocalBoxFuture<'static, io::Result<()>> {
+        self.change_room(member, move |disk| {
+            let fits = disk.takes(offset / PAGE..(offset + len).div_ceil(PAGE));
+            if fits { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
+        })
+    }
+
+    fn release(&self, member: MemberIndex, offset: u64, len: u64) -> LocalBoxFuture<'static, io::Result<()>> {
+        self.0.count("release");
+        self.change_room(member, move |disk| {
+            disk.release(offset / PAGE..(offset + len).div_ceil(PAGE));
+            Ok(())
         })
     }
 

@@ -62,6 +62,11 @@ pub(crate) enum Action {
     Write,
     /// fdatasync.
     Sync,
+    /// Set room aside for `len` bytes, whose contents stay (fallocate).
+    Allocate {
+        /// How many bytes.
+        len: u64,
+    },
     /// Make `len` bytes read as zeroes and give their space back (fallocate, punch hole).
     PunchHole {
         /// How many bytes.
@@ -364,7 +369,9 @@ impl Op {
                 None
             }
             (Err(error), _) => Some(Err(error)),
-            (Ok(_), Action::Sync | Action::PunchHole { .. } | Action::ZeroRange { .. }) => Some(Ok(())),
+            (Ok(_), Action::Sync | Action::Allocate { .. } | Action::PunchHole { .. } | Action::ZeroRange { .. }) => {
+                Some(Ok(()))
+            }
             (Ok(0), _) if self.done_bytes == self.len() => Some(Ok(())),
             (Ok(0), Action::Read) => Some(Err(io::ErrorKind::UnexpectedEof.into())),
             (Ok(0), _) => Some(Err(io::ErrorKind::WriteZero.into())),

@@ -156,6 +156,7 @@ fn entry(op: &mut Op) -> squeue::Entry {
         Action::Read => opcode::Read::new(file, start, len).offset(offset).build(),
         Action::Write => opcode::Write::new(file, start, len).offset(offset).build(),
         Action::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+        Action::Allocate { len } => opcode::Fallocate::new(file, len).offset(offset).build(),
         Action::PunchHole { len } => {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             opcode::Fallocate::new(file, len).offset(offset).mode(mode).build()

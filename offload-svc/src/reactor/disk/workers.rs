@@ -176,6 +176,7 @@ fn step(op: &mut Op) -> Step {
         Action::Read => read_at(file, rest, offset),
         Action::Write => file.file().write_at(rest, offset),
         Action::Sync => file.file().sync_data().map(|()| 0),
+        Action::Allocate { len } => allocate(file, FallocateFlags::empty(), offset, len),
         Action::PunchHole { len } => {
             allocate(file, FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len)
         }
