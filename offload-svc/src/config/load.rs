@@ -80,23 +80,39 @@ pub fn parse(
     }
 }
 
-/// Variables that name a section and have one underscore where two belong. Others that begin like ours are not ours.
+/// Variables that name a section and a key of it (or nearly) and have one underscore where two belong. Others that begin like
+/// ours are not ours: beside a Service called `sluice`, Kubernetes sets SLUICE_SERVICE_HOST and SLUICE_SERVICE_PORT.
 fn near_settings(environment: &[(String, String)]) -> Vec<Problem> {
     let sections = Value::serialize(Config::default()).ok().and_then(Value::into_dict).unwrap_or_default();
     let problem = |(variable, _): &(String, String)| {
         let rest = variable.strip_prefix(PREFIX).filter(|rest| !rest.contains(SEPARATOR))?;
         let named = |section: &&String| {
             let section = section.to_ascii_uppercase();
-            rest.strip_prefix(section.as_str()).is_some_and(|key| key.is_empty() || key.starts_with('_'))
+            rest.strip_prefix(section.as_str()).is_some_and(|key| key.starts_with('_'))
         };
-        let section = sections.keys().find(named)?.to_ascii_uppercase();
+        let name = sections.keys().find(named)?;
+        let section = name.to_ascii_uppercase();
         let key = rest[section.len()..].trim_start_matches('_');
-        let key = if key.is_empty() { "KEY" } else { key };
+        let typed = key.to_ascii_lowercase();
+        // One slip in a word of some length: with more, most short words would be near to some key.
+        let slips = usize::from(typed.len() > 4);
+        let near = |known: &&&str| strsim::damerau_levenshtein(&typed, known) <= slips;
+        keys_of(name).iter().find(near)?;
         let meant = format!("{PREFIX}{section}{SEPARATOR}{key}");
         let origin = Origin::Environment { variable: variable.clone() };
         Some(Problem { origin, key: String::new(), value: None, reason: Reason::Variable { meant } })
     };
     environment.iter().filter_map(problem).collect()
+}
+
+/// The keys that a section has: those that the schema names when it is given one that nobody would have called so.
+fn keys_of(section: &str) -> &'static [&'static str] {
+    let probe = Dict::from([("?".to_owned(), Value::from(true))]);
+    let probe = Figment::from(Serialized::defaults(Config::default())).merge(Serialized::default(section, probe));
+    match probe.extract::<Config>().map_err(|error| error.kind) {
+        Err(Kind::UnknownField(_, known)) => known,
+        _ => &[],
+    }
 }
 
 fn syntax_error(file: &Path, text: &str, error: toml::de::Error) -> ConfigError {

@@ -163,8 +163,35 @@ fn a_variable_with_one_underscore_for_two_is_no_silent_default() {
         "environment SLUICE_LIMITS_HOSTS: is no setting: section and key are parted by two underscores: write \
          SLUICE_LIMITS__HOSTS"
     );
-    assert!(wrong("SLUICE_POOL").ends_with("write SLUICE_POOL__KEY"));
-    load_text("", &[("SLUICE_TEST_KEEP", "1"), ("SLUICE_POOLSIDE", "x")]).expect("not ours");
+    for (name, meant) in [
+        ("SLUICE_POOL_K", "SLUICE_POOL__K"),
+        ("SLUICE_SERVICE_STATE", "SLUICE_SERVICE__STATE"),
+        ("SLUICE_POOL_KEYFILE", "SLUICE_POOL__KEYFILE"),
+    ] {
+        assert!(wrong(name).ends_with(&format!("write {meant}")), "{name}");
+    }
+    load_text("", &[("SLUICE_TEST_KEEP", "1"), ("SLUICE_POOLSIDE", "x"), ("SLUICE_POOL", "x")]).expect("not ours");
+}
+
+/// What Kubernetes sets in every container beside Services called `sluice`, `sluice-pool` and `sluice-limits`.
+#[test]
+fn variables_that_kubernetes_sets_are_not_ours() {
+    let set = |service: &str| {
+        let address = |rest: &str, value: &str| (format!("{service}_{rest}"), value.to_owned());
+        [
+            address("SERVICE_HOST", "10.0.0.1"),
+            address("SERVICE_PORT", "4420"),
+            address("SERVICE_PORT_NVME_TCP", "4420"),
+            address("PORT", "tcp://10.0.0.1:4420"),
+            address("PORT_4420_TCP", "tcp://10.0.0.1:4420"),
+            address("PORT_4420_TCP_PROTO", "tcp"),
+            address("PORT_4420_TCP_PORT", "4420"),
+            address("PORT_4420_TCP_ADDR", "10.0.0.1"),
+        ]
+    };
+    let all: Vec<_> = ["SLUICE", "SLUICE_POOL", "SLUICE_LIMITS"].into_iter().flat_map(set).collect();
+    let all: Vec<_> = all.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    load_text("", &all).expect("not ours");
 }
 
 #[test]
