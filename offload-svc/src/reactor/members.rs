@@ -168,6 +168,34 @@ mod tests {
     }
 
     #[test]
+    fn only_what_an_opening_has_made_can_be_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let names = ["there", "interrupted", "made", "replaced"];
+        std::fs::write(path("there"), [7; 8192]).unwrap();
+        std::fs::write(path("interrupted"), "").unwrap();
+        let specs = names.map(|name| MemberSpec::File(path(name)));
+        let members = Members::open(&specs, Missing::Create { bytes: 1 << 20 });
+        std::fs::rename(path("replaced"), path("aside")).unwrap();
+        std::fs::write(path("replaced"), "somebody else's").unwrap();
+        let removed = |index: usize| members.file(index).unwrap().remove_if_made(&path(names[index])).unwrap();
+        assert_eq!([0, 1, 2, 3].map(removed), [false, false, true, false]);
+        assert!(!path("made").exists());
+        assert_eq!(std::fs::read(path("replaced")).unwrap(), b"somebody else's");
+        assert_eq!(path("interrupted").metadata().unwrap().len(), 1 << 20, "completed");
+    }
+
+    /// A link to a disk that isn't mounted leads nowhere: nothing is made behind it.
+    #[test]
+    fn nothing_is_made_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, target) = (dir.path().join("m0"), dir.path().join("elsewhere"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let members = Members::open(&[MemberSpec::File(link)], Missing::Create { bytes: 1 << 20 });
+        assert!(members.at(0).unwrap().file.is_err() && !target.exists());
+    }
+
+    #[test]
     fn h59_the_wrong_kind_of_thing_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_owned();

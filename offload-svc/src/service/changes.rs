@@ -10,9 +10,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::config::merge::Changes;
 use crate::config::objects::Objects;
+use crate::config::schema::Volume;
 use crate::config::state::{Kept, Prepared, WriteError};
-use crate::config::values::BackendSpec;
+use crate::config::values::{BackendSpec, ByteSize};
 use crate::config::{Checked, Config};
+use crate::pool::VolumeStatus;
 use uuid::Uuid;
 
 /// Why a change was not made, or not kept.
@@ -58,8 +60,19 @@ pub(super) struct Written {
 }
 
 impl Ledger {
-    pub(super) fn new(checked: &Checked, pool: Option<Uuid>) -> Self {
-        let running = Running { objects: Objects::of(&checked.config), leaving: HashSet::new() };
+    /// `volumes`: what the pool has.
+    pub(super) fn new(checked: &Checked, pool: Option<Uuid>, volumes: &[VolumeStatus]) -> Self {
+        let mut objects = Objects::of(&checked.config);
+        for volume in &mut objects.volumes {
+            let there = volumes.iter().find(|there| there.name == volume.name.as_str());
+            let has = there.map_or(volume.size, |there| ByteSize(there.size_bytes));
+            // A crash between the pool's growth and the state file's new name.
+            if has > volume.size && is_changed(checked, volume) {
+                tracing::info!(volume = %volume.name, kept = %volume.size, %has, "the pool has the last change of its size");
+                volume.size = has;
+            }
+        }
+        let running = Running { objects, leaving: HashSet::new() };
         Self {
             configured: checked.configured.clone(),
             file: checked.state.file.clone(),
@@ -138,6 +151,12 @@ impl Ledger {
         // Nothing panics while it is held.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a volume is as it is because of a change made at run time, and not as configured.
+pub(super) fn is_changed(checked: &Checked, volume: &Volume) -> bool {
+    let as_it_ran = checked.state.kept.changes.running.volume(&volume.name) == Some(volume);
+    as_it_ran && checked.configured.volume(&volume.name) != Some(volume)
 }
 
 impl Turn<'_> {

@@ -171,7 +171,8 @@ pub(super) struct Released(Option<Volume>);
 impl Live {
     pub(super) fn new(checked: Checked, reactors: Reactors, target: Arc<Target>, storage: Option<Storage>) -> Self {
         let pool = storage.as_ref().filter(|_| storage::outlives_us(&checked.config));
-        let ledger = Ledger::new(&checked, pool.map(|storage| storage.pool().status().uuid));
+        let volumes = storage.as_ref().map(|storage| storage.pool().volumes()).unwrap_or_default();
+        let ledger = Ledger::new(&checked, pool.map(|storage| storage.pool().status().uuid), &volumes);
         let state = AtomicU8::new(State::Starting as u8);
         Self { checked, reactors, target, state, ready: OnceLock::new(), ledger, storage }
     }

@@ -12,6 +12,7 @@ mod error;
 mod explain;
 mod live;
 mod log;
+mod making;
 mod members;
 mod prepare;
 mod signals;

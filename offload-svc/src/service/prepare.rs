@@ -1,7 +1,8 @@
 //! What can be made or checked before anything runs: folders, descriptors, and whether addresses are free.
 //!
 //! Owns the service's own folders. Must not open members. Invariant: where a pool has been served, no folder of its members
-//! or key is made, so that a disk that isn't mounted is not papered over by a folder of its name.
+//! or key is made, so that a disk that isn't mounted is not papered over by a folder of its name. Spares' folders are made
+//! once the pool has been found: nothing can be lost with one.
 
 use std::io;
 use std::net::TcpListener;
@@ -10,6 +11,7 @@ use std::path::Path;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use super::storage::outlives_us;
 use super::{Forced, ServiceError};
 use crate::config::Checked;
 use crate::config::values::MemberSpec;
@@ -25,7 +27,7 @@ pub(super) fn folders(checked: &Checked, force: Forced) -> Result<(), ServiceErr
         }
         made => made?,
     }
-    let served_before = checked.state.kept.pool.is_some() && !force.new_pool;
+    let served_before = checked.state.kept.pool.is_some() && !force.new_pool && outlives_us(config);
     if let Some(anchor) = &config.pool.anchor {
         folder_of(anchor, "pool.anchor")?;
     }
@@ -67,13 +69,16 @@ pub(super) fn descriptors(needed: usize) {
 
 fn folder_of(file: &Path, key: &'static str) -> Result<(), ServiceError> {
     let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
+    make_folder(folder).map_err(|source| ServiceError::Folder { folder: folder.to_owned(), key, source })
+}
+
+/// Makes a folder and those above it, unless it is there. What is there and no folder fails where it is used.
+pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
     if folder.is_dir() {
         return Ok(());
     }
     match std::fs::DirBuilder::new().mode(0o700).recursive(true).create(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(ServiceError::Folder { folder: folder.to_owned(), key, source: error })
-        }
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
 }

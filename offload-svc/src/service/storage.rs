@@ -2,10 +2,10 @@
 //!
 //! Owns the decision to format, which is made only where nothing is lost. Must not know what a pool does. Invariants: a
 //! member that holds anything is never written to by a format; no key is made for a pool that exists; where a pool was
-//! served before, blank members are not taken for a new one; a format that fails leaves no files of its own.
+//! served before, blank members are not taken for a new one.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +15,15 @@ use uuid::Uuid;
 
 use super::Forced;
 use super::anchor::{self, Anchor, AnchorError};
+use super::changes::is_changed;
+use super::making::{make_pool, make_spares};
 use super::members::Devices;
 use crate::config::schema::Volume;
 use crate::config::values::{ByteSize, MemberSpec};
 use crate::config::{Checked, Config, ConfigError, Reason, Sources};
 use crate::pool::{
-    self, CheckpointError, Courier, Env, FormatError, Inspection, MemberInput, Message, MountError, MountOptions,
-    Mounted, Pool, PoolReactor, Publication, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
+    self, CheckpointError, Courier, Env, FormatError, Found, FoundText, Inspection, MemberInput, Message, MountError,
+    MountOptions, Mounted, Pool, PoolReactor, Publication, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
 };
 use crate::reactor::disk::FileError;
 use crate::reactor::env::ReactorEnv;
@@ -32,6 +34,10 @@ use crate::stages::rs::CodeError;
 
 /// How long a failed start waits for the pool to close.
 pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
+/// What may be done where nothing is left of a pool. Members that hold anything are not formatted, by force or not.
+const NEW_POOL: &str =
+    " To give that pool up and make a new, empty one of these members, start once with --force new-pool.";
 
 /// Why there is no pool to serve from.
 #[derive(Debug, thiserror::Error)]
@@ -55,10 +61,10 @@ pub enum StorageError {
     /// The pool that was served before is not there.
     #[error(
         "pool.members: none of them holds the pool {pool}, which was served before ({}): {}. Mount or connect what its members \
-         are on and start again. To give that pool up and make a new, empty one of these members, start once with \
-         --force new-pool. Nothing was changed",
+         are on and start again.{} Nothing was changed",
         state.display(),
-        members.join(", ")
+        members.join(", "),
+        if *empty { NEW_POOL } else { "" }
     )]
     PoolGone {
         /// The pool.
@@ -67,6 +73,8 @@ pub enum StorageError {
         state: PathBuf,
         /// What is in each member's place.
         members: Vec<String>,
+        /// Nothing is in any.
+        empty: bool,
     },
     /// The anchor.
     #[error("pool.anchor: {0}")]
@@ -160,21 +168,25 @@ impl Storage {
             return Ok(None);
         }
         let (members, found) = find(config, reactors).await?;
-        let (members, key) = match found {
+        let pool = match &found {
+            Inspection::Pool { uuid } => Some(*uuid),
+            Inspection::Formattable | Inspection::Other(_) => None,
+        };
+        let (members, key) = match pool {
             Some(pool) => {
                 note_another_pool(checked, pool);
                 make_spares(config, &members).await?;
                 (members, load_key(config, false).await?)
             }
             None => {
-                refuse_without_pool(checked, force, &members)?;
+                refuse_without_pool(checked, force, &members, &found)?;
                 // First, as what is made after it is taken back if it fails.
                 let key = load_key(config, true).await?;
                 (make_pool(config, reactors, members).await?, key)
             }
         };
-        let formatted = found.is_none();
-        let anchored = read_anchor(config, found)?;
+        let formatted = pool.is_none();
+        let anchored = read_anchor(config, pool)?;
         let options = MountOptions { force: force.mount, anchor: anchored, ..config.pool.mount_options() };
         let mounted = mount(options, reactors, &members, key).await;
         let mounted = mounted.map_err(|error| name_key_file(error, config))?;
@@ -191,7 +203,7 @@ impl Storage {
             return Err(error);
         }
         for (index, volume) in config.volumes.iter().enumerate() {
-            if let Err(error) = storage.ensure_volume(index, volume, &checked.sources).await {
+            if let Err(error) = storage.ensure_volume(index, volume, checked).await {
                 if let Err(error) = close(&storage, CLOSE_LIMIT).await {
                     tracing::warn!(%error, "after the failed start");
                 }
@@ -226,11 +238,11 @@ impl Storage {
     }
 
     /// Makes a volume that isn't there, and grows one that shall be larger. `index` is its place in the configuration.
-    async fn ensure_volume(&self, index: usize, volume: &Volume, sources: &Sources) -> Result<(), StorageError> {
+    async fn ensure_volume(&self, index: usize, volume: &Volume, checked: &Checked) -> Result<(), StorageError> {
         let name = volume.name.as_str();
         if let Some(there) = self.pool().volumes().into_iter().find(|there| there.name == name) {
-            refuse_another_kind(index, volume, &there, sources)?;
-            return self.adapt(volume, &there).await;
+            refuse_another_kind(index, volume, &there, &checked.sources)?;
+            return self.adapt(volume, &there, is_changed(checked, volume)).await;
         }
         let spec = VolumeSpec {
             name: name.to_owned(),
@@ -246,14 +258,15 @@ impl Storage {
         Ok(())
     }
 
-    /// A volume grows to what is configured. It is never made smaller: that would lose what stands at its end.
-    async fn adapt(&self, volume: &Volume, there: &VolumeStatus) -> Result<(), StorageError> {
+    /// A volume grows to what is configured. It is never made smaller: that would lose what stands at its end. Where its size is
+    /// a change made at run time (`changed`), the pool's larger one is the last of them, and nobody has to set anything.
+    async fn adapt(&self, volume: &Volume, there: &VolumeStatus, changed: bool) -> Result<(), StorageError> {
         let (name, configured, has) = (volume.name.as_str(), volume.size, ByteSize(there.size_bytes));
         if configured > has {
             let grown = self.pool().resize_volume(name, configured.bytes()).await;
             grown.map_err(|source| StorageError::Grow { name: name.to_owned(), has, configured, source })?;
             tracing::info!(volume = name, from = %has, to = %configured, "volume grown, as configured");
-        } else if configured < has {
+        } else if configured < has && !changed {
             tracing::warn!(volume = name, %has, %configured, "the volume is larger than configured, and stays so: set volume.size to what it has");
         }
         let configured = volume.compression.to_string();
@@ -307,7 +320,7 @@ fn refuse_another_kind(
     if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(problems).into()) }
 }
 
-fn inputs(members: &Members) -> Vec<MemberInput> {
+pub(super) fn inputs(members: &Members) -> Vec<MemberInput> {
     let input = |member: Arc<Member>| MemberInput {
         name: member.name.clone(),
         size_bytes: member.file.as_ref().ok().map(|file| file.size_bytes()),
@@ -318,7 +331,7 @@ fn inputs(members: &Members) -> Vec<MemberInput> {
 }
 
 /// The members, then the spares.
-async fn open_members(config: &Config, missing: Missing) -> Result<Members, StorageError> {
+pub(super) async fn open_members(config: &Config, missing: Missing) -> Result<Members, StorageError> {
     let specs: Vec<_> = config.pool.members.iter().chain(&config.pool.spares).cloned().collect();
     // Opening waits for file systems and devices.
     let opened = tokio::task::spawn_blocking(move || Members::open(&specs, missing)).await;
@@ -327,16 +340,13 @@ async fn open_members(config: &Config, missing: Missing) -> Result<Members, Stor
 
 /// The members, and the pool on them. In an existing pool no file is made: a new one in place of a lost one would only hide
 /// the loss.
-async fn find(config: &Config, reactors: &Reactors) -> Result<(Members, Option<Uuid>), StorageError> {
+async fn find(config: &Config, reactors: &Reactors) -> Result<(Members, Inspection), StorageError> {
     let members = open_members(config, Missing::Leave).await?;
     refuse_busy(&members)?;
-    let found = match inspect(reactors, &members, config.pool.members.len()).await? {
-        Inspection::Pool { uuid } => {
-            tracing::info!(pool = %uuid, "pool found");
-            Some(uuid)
-        }
-        Inspection::Formattable | Inspection::Other(_) => None,
-    };
+    let found = inspect(reactors, &members, config.pool.members.len()).await?;
+    if let Inspection::Pool { uuid } = &found {
+        tracing::info!(pool = %uuid, "pool found");
+    }
     Ok((members, found))
 }
 
@@ -353,15 +363,29 @@ pub(super) fn outlives_us(config: &Config) -> bool {
 }
 
 /// Where a pool was served, its members being gone altogether means that they are somewhere else.
-fn refuse_without_pool(checked: &Checked, force: Forced, members: &Members) -> Result<(), StorageError> {
+fn refuse_without_pool(
+    checked: &Checked,
+    force: Forced,
+    members: &Members,
+    found: &Inspection,
+) -> Result<(), StorageError> {
     let known = checked.state.kept.pool.filter(|_| !force.new_pool && outlives_us(&checked.config));
     let Some(pool) = known else { return Ok(()) };
-    let state = |member: Arc<Member>| match &member.file {
-        Ok(_) => format!("{}: no member of a pool", member.name),
-        Err(error) => error.to_string(),
+    let found_on = |index: usize| match found {
+        Inspection::Other(found) => found.get(index).cloned().unwrap_or(Found::Unreadable),
+        Inspection::Formattable | Inspection::Pool { .. } => Found::Blank,
     };
-    let members = members.iter().take(checked.config.pool.members.len()).map(state).collect();
-    Err(StorageError::PoolGone { pool, state: checked.state.file.clone(), members })
+    let state = |(index, member): (usize, Arc<Member>)| match &member.file {
+        Ok(_) => {
+            let found = found_on(index);
+            (found == Found::Blank, format!("{}: {}", member.name, FoundText::of(found)))
+        }
+        Err(error) => (error.is_absent(), error.to_string()),
+    };
+    let members = members.iter().take(checked.config.pool.members.len());
+    let (empty, members): (Vec<bool>, Vec<String>) = members.enumerate().map(state).unzip();
+    let empty = empty.into_iter().all(|empty| empty);
+    Err(StorageError::PoolGone { pool, state: checked.state.file.clone(), members, empty })
 }
 
 /// What the anchor of the pool that was found tells. A new pool gets one of its own.
@@ -374,64 +398,8 @@ fn read_anchor(config: &Config, found: Option<Uuid>) -> Result<Option<Publicatio
     Ok(anchored)
 }
 
-/// Makes a pool of blank members, and of files that are not there yet.
-async fn make_pool(config: &Config, reactors: &Reactors, members: Members) -> Result<Members, StorageError> {
-    let specs = config.pool.members.iter().chain(&config.pool.spares);
-    let not_there = |spec: &&MemberSpec| matches!(spec, MemberSpec::File(path) if !path.exists());
-    let absent: Vec<PathBuf> = specs.filter(not_there).filter_map(|spec| spec.path().map(Path::to_owned)).collect();
-    // The locks go first, or opening again would find the members in use.
-    drop(members);
-    let members = open_members(config, Missing::Create { bytes: config.pool.member_size.bytes() }).await?;
-    let made = match refuse_unopened(&members, config.pool.members.len()) {
-        Ok(()) => format(config, reactors, &members).await,
-        Err(error) => Err(error),
-    };
-    match made {
-        Ok(_) => Ok(members),
-        Err(error) => {
-            remove_made(&absent, &members);
-            Err(error)
-        }
-    }
-}
-
-/// Files that this start has made, and that nobody else can have used: they are locked.
-fn remove_made(absent: &[PathBuf], members: &Members) {
-    for member in members.iter().filter(|member| member.file.is_ok()) {
-        let made = absent.iter().find(|path| MemberSpec::File((*path).clone()).to_string() == member.name);
-        if let Some(path) = made
-            && let Err(error) = std::fs::remove_file(path)
-        {
-            tracing::warn!(path = %path.display(), %error, "made for a pool that was not made, and can't be removed");
-        }
-    }
-}
-
-/// A pool is made of all its members.
-fn refuse_unopened(members: &Members, count: usize) -> Result<(), StorageError> {
-    refuse_busy(members)?;
-    for (index, member) in members.iter().take(count).enumerate() {
-        if let Err(error) = &member.file {
-            return Err(StorageError::NotMade { index, reason: error.to_string() });
-        }
-    }
-    Ok(())
-}
-
-/// Spares that are not there yet are made: nothing can be lost with one that is blank.
-async fn make_spares(config: &Config, members: &Members) -> Result<(), StorageError> {
-    let (pool, members) = (config.pool.clone(), members.clone());
-    let make = move || {
-        for (index, spec) in pool.spares.iter().enumerate() {
-            let missing = Missing::Create { bytes: pool.member_size.bytes() };
-            members.reopen(pool.members.len() + index, spec, missing);
-        }
-    };
-    tokio::task::spawn_blocking(make).await.map_err(|_| StorageError::Bug)
-}
-
 /// A member that another process uses ends the start: it may well be this service, started twice.
-fn refuse_busy(members: &Members) -> Result<(), StorageError> {
+pub(super) fn refuse_busy(members: &Members) -> Result<(), StorageError> {
     for (index, member) in members.iter().enumerate() {
         if let Err(FileError::InUse { path }) = &member.file {
             return Err(StorageError::Member { index, source: FileError::InUse { path: path.clone() } });
@@ -455,21 +423,6 @@ async fn load_key(config: &Config, create: bool) -> Result<KeyEncryptionKey, Sto
     let source = KekSource::File { path: config.pool.key_file.clone(), create };
     let loaded = tokio::task::spawn_blocking(move || KeyEncryptionKey::load(&source)).await;
     Ok(loaded.map_err(|_| StorageError::Bug)??)
-}
-
-async fn format(config: &Config, reactors: &Reactors, members: &Members) -> Result<Uuid, StorageError> {
-    let layout = config.pool.layout();
-    let (members, mut inputs) = (members.clone(), inputs(members));
-    let count = config.pool.members.len();
-    // Spares stay blank.
-    inputs.truncate(count);
-    let work = move |local| async move {
-        let env: Rc<dyn Env> = Rc::new(ReactorEnv::new(local, members));
-        pool::format(&env, &inputs, layout).await
-    };
-    let uuid = reactors.call_on(0, work).await??;
-    tracing::info!(pool = %uuid, members = count, "blank members formatted: a new pool");
-    Ok(uuid)
 }
 
 async fn mount(

@@ -196,6 +196,31 @@ fn what_would_keep_the_service_from_starting_again_is_refused_at_once() {
     assert_eq!(site.start().stop(), 0);
 }
 
+/// A crash after the pool has grown a volume and before the state file, which spoke of the volume already, got its new name.
+#[test]
+fn h52_a_resize_that_a_crash_cut_short_has_one_size_everywhere() {
+    let site = Site::new();
+    let daemon = site.start();
+    site.ask(&["volume", "resize", "vol0", "96MiB"]);
+    let before = std::fs::read(state(&site)).unwrap();
+    site.ask(&["volume", "resize", "vol0", "112MiB"]);
+    daemon.kill();
+    std::fs::write(state(&site), before).unwrap();
+    let daemon = site.start();
+    assert_eq!(daemon.connect().controller.namespace(1).unwrap().size_bytes(), 112 << 20);
+    assert_eq!(configuration(&site)["volume"][0]["size"], "112MiB");
+    let kept = std::fs::read_to_string(state(&site)).unwrap();
+    assert!(kept.contains("112MiB") && !kept.contains("96MiB"), "{kept}");
+    assert_eq!(daemon.stop(), 0);
+    // An edit of the configuration is later than the change, and is not overruled by it.
+    site.configure(&site.text().replace("size = \"64MiB\"", "size = \"80MiB\""));
+    let daemon = site.start();
+    let kept = std::fs::read_to_string(state(&site)).unwrap();
+    assert!(!kept.contains("112MiB"), "{kept}");
+    assert_eq!(daemon.connect().controller.namespace(1).unwrap().size_bytes(), 112 << 20);
+    assert_eq!(daemon.stop(), 0);
+}
+
 #[test]
 fn a_volume_follows_its_configuration_as_far_as_it_can() {
     let site = Site::new();

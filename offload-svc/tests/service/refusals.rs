@@ -143,7 +143,20 @@ fn a_pool_that_was_served_is_not_replaced_by_an_empty_one() {
         std::fs::File::create(disk.join(format!("member-{member}"))).unwrap().set_len(128 << 20).unwrap();
     }
     let (_, error) = site.refused(&site.config());
-    assert!(error.contains("disk/member-2: no member of a pool"), "{error}");
+    assert!(error.contains("disk/member-2: blank") && error.contains("--force new-pool"), "{error}");
+    // What is left of members is said, and is no reason to give the pool up: by force, nothing is made of them either.
+    for (at, says) in
+        [(40_000, "disk/member-1: data from byte 40000 on"), (0, "disk/member-1: data where superblocks stand")]
+    {
+        let mut bytes = vec![0u8; 128 << 20];
+        bytes[at] = 7;
+        std::fs::write(disk.join("member-1"), bytes).unwrap();
+        let (_, error) = site.refused(&site.config());
+        assert!(error.contains(says) && error.contains("disk/member-2: blank"), "{error}");
+        assert!(error.contains("Mount or connect") && !error.contains("--force"), "{error}");
+        let (_, error) = site.refused_with(&site.config(), &["--force", "new-pool"]);
+        assert!(error.contains("member-1: not blank: "), "{error}");
+    }
     std::fs::remove_dir_all(&disk).unwrap();
     std::fs::rename(&elsewhere, &disk).unwrap();
     let daemon = site.start();
@@ -206,6 +219,24 @@ fn a_pool_in_memory_begins_anew_each_time() {
         daemon.connect().write(1, 5, 55);
         assert_eq!(daemon.stop(), 0);
     }
+}
+
+/// A pool in memory is made anew, folders and all, where one on disks was served; spares' folders are made beside a found one.
+#[test]
+fn folders_are_made_where_nothing_can_hide_behind_them() {
+    let site = Site::new();
+    let dir = site.path().display().to_string();
+    assert_eq!(site.start().stop(), 0);
+    let spare = site.path().join("spares").join("s0");
+    site.configure(&site.text().replace("[pool]\n", &format!("[pool]\nspares = [\"file:{}\"]\n", spare.display())));
+    let daemon = site.start();
+    assert!(spare.exists(), "the spare is made, and its folder");
+    assert_eq!(daemon.stop(), 0);
+    let in_memory =
+        (0..MEMBERS).fold(site.text(), |text, i| text.replace(&format!("file:{dir}/member-{i}"), "mem:128MiB"));
+    site.configure(&in_memory.replace("/pool.key", "/keys/pool.key"));
+    assert_eq!(site.start().stop(), 0);
+    assert!(site.path().join("keys").join("pool.key").exists());
 }
 
 #[test]

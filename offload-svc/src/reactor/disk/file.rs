@@ -4,10 +4,10 @@
 //! know what is stored. Invariant: a file that is there is opened as it is; nothing in it is changed by opening.
 
 use std::ffi::CString;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,6 +77,13 @@ pub enum FileError {
     },
 }
 
+impl FileError {
+    /// Whether it says that nothing has that name.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 /// An open file, device or piece of memory.
 #[derive(Debug)]
 pub struct DiskFile {
@@ -87,6 +94,8 @@ pub struct DiskFile {
     kind: Kind,
     direct: bool,
     submission_blocks: bool,
+    /// This opening has made it: it was not there, and was not made by anyone else meanwhile.
+    made: bool,
 }
 
 /// The open descriptor; the lock goes with it.
@@ -115,15 +124,18 @@ enum Kind {
 impl DiskFile {
     /// Opens (or makes) a regular file.
     pub fn regular(path: &Path, opening: &Opening) -> Result<Arc<Self>, FileError> {
-        if let Some(bytes) = opening.create_bytes {
-            create(path, bytes)?;
-        }
+        let made = match opening.create_bytes {
+            Some(bytes) => create(path, bytes)?,
+            None => None,
+        };
         let (file, direct) = open(path, opening)?;
         let metadata = file.file().metadata().map_err(|source| FileError::Open { path: path.to_owned(), source })?;
         if !metadata.is_file() {
             return Err(FileError::NotAFile { path: path.to_owned() });
         }
-        Ok(Self::new(file, metadata.len(), Kind::Regular, direct))
+        // Another file may have got the name since.
+        let made = made.is_some_and(|made| made == identity(&metadata));
+        Ok(Self::of_kind(file, metadata.len(), Kind::Regular, direct, made))
     }
 
     /// Opens a block device.
@@ -150,9 +162,14 @@ impl DiskFile {
     }
 
     fn new(file: Handle, size_bytes: u64, kind: Kind, direct: bool) -> Arc<Self> {
+        Self::of_kind(file, size_bytes, kind, direct, false)
+    }
+
+    fn of_kind(file: Handle, size_bytes: u64, kind: Kind, direct: bool, made: bool) -> Arc<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let submission_blocks = kind == Kind::Regular && direct && !honours_nowait(file.file());
-        Arc::new(Self { file, id: IDS.fetch_add(1, Ordering::Relaxed), size_bytes, kind, direct, submission_blocks })
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { file, id, size_bytes, kind, direct, submission_blocks, made })
     }
 
     /// An open descriptor of any kind, for tests of what hangs.
@@ -200,6 +217,15 @@ impl DiskFile {
         self.file().sync_all()
     }
 
+    /// Removes `path` if it leads to this file and this opening has made it; says whether it did. It is locked until it is
+    /// closed, so nobody else uses it.
+    pub fn remove_if_made(&self, path: &Path) -> io::Result<bool> {
+        if !self.made || identity(&path.symlink_metadata()?) != identity(&self.file().metadata()?) {
+            return Ok(false);
+        }
+        std::fs::remove_file(path).map(|()| true)
+    }
+
     /// Whether space that is deallocated is given back, and reads as zeroes afterwards.
     pub fn gives_space_back(&self) -> bool {
         match self.kind {
@@ -216,7 +242,6 @@ impl DiskFile {
 
     /// A number from the device's queue in sysfs: the first of the two files that is there.
     fn device_setting(&self, name: &str, older_name: &str) -> u64 {
-        use std::os::unix::fs::MetadataExt;
         let Ok(metadata) = self.file().metadata() else { return 0 };
         let (major, minor) = (nix::sys::stat::major(metadata.rdev()), nix::sys::stat::minor(metadata.rdev()));
         let device = format!("/sys/dev/block/{major}:{minor}");
@@ -249,21 +274,37 @@ impl AsRawFd for DiskFile {
     }
 }
 
-/// Makes a sparse file unless there is one. An empty one counts as one whose making was interrupted.
-fn create(path: &Path, bytes: u64) -> Result<(), FileError> {
+/// Makes a sparse file unless there is one; gives its identity if it was made. An empty one counts as one whose making was
+/// interrupted, and is completed.
+fn create(path: &Path, bytes: u64) -> Result<Option<(u64, u64)>, FileError> {
     let failed = |source| FileError::Create { path: path.to_owned(), bytes, source };
-    match path.metadata() {
-        Ok(metadata) if metadata.is_file() && metadata.len() == 0 => {}
-        Ok(_) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+    let mut writing = OpenOptions::new();
+    writing.write(true).mode(0o600);
+    let (file, made) = match path.metadata() {
+        Ok(metadata) if metadata.is_file() && metadata.len() == 0 => (writing.open(path).map_err(failed)?, None),
+        Ok(_) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match writing.create_new(true).open(path) {
+            Ok(file) => {
+                let made = identity(&file.metadata().map_err(failed)?);
+                (file, Some(made))
+            }
+            // It came meanwhile, and is opened as it is.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        },
         Err(error) => return Err(failed(error)),
-    }
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
+    };
     file.set_len(bytes).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     // The name must outlive a power cut as well.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+    Ok(made)
+}
+
+/// Device and inode.
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 /// Opens and locks; says whether for direct I/O.
