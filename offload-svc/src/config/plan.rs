@@ -10,6 +10,7 @@ use thiserror::Error;
 use super::machine::{FoundMemory, Machine, MemoryBound};
 use super::schema::Config;
 use super::values::{BackendSpec, ByteSize, MemberSpec};
+use crate::manage::server::{LARGE_BODIES, MAX_CONNECTIONS};
 use crate::pool::memory_needs;
 use crate::pool::options::EXTENT_HEAP_BYTES;
 
@@ -20,6 +21,8 @@ pub const QUEUE_STAGING_BYTES: u64 = 128 << 10;
 ///
 /// Each figure is an upper bound that the module named in its comment keeps.
 mod cost {
+    use crate::manage::server::{MAX_BODY_BYTES, MAX_HEAD_BYTES, SMALL_BODY_BYTES};
+
     /// Code, runtime, metrics, log: the process with nothing configured.
     pub(super) const PROCESS: u64 = 48 << 20;
     /// Stack, executor, timers, io_uring and engine contexts of a reactor (`reactor`, `stages`).
@@ -30,6 +33,10 @@ mod cost {
     pub(super) const COMMAND: u64 = 512;
     /// An admin queue: 32 commands of up to 4 KiB, log pages, connection.
     pub(super) const ADMIN_QUEUE: u64 = 256 << 10;
+    /// A large body of the management API: as it comes, in one piece, and what is parsed of it (`manage`).
+    pub(super) const LARGE_BODY: u64 = 4 * MAX_BODY_BYTES as u64;
+    /// A connection of the management API: its buffer and a small body (`manage`).
+    pub(super) const MANAGEMENT_CONNECTION: u64 = (MAX_HEAD_BYTES + SMALL_BODY_BYTES) as u64;
     /// A namespace, subsystem or volume in the registry.
     pub(super) const OBJECT: u64 = 8 << 10;
 }
@@ -83,6 +90,7 @@ impl MemoryPlan {
         let mut plan =
             Self { lines: Vec::new(), total_bytes: 0, found_bytes: found.bytes, found_in: found.bound.to_string() };
         plan.add("process", "fixed".to_owned(), "service", cost::PROCESS);
+        plan.management();
         plan.reactors(config, reactors as u64);
         plan.queues(config);
         plan.storage(config);
@@ -92,6 +100,14 @@ impl MemoryPlan {
     fn add(&mut self, what: &'static str, formula: String, setting: &'static str, bytes: u64) {
         self.total_bytes = self.total_bytes.saturating_add(bytes);
         self.lines.push(Line { what, formula, setting, bytes });
+    }
+
+    fn management(&mut self) {
+        let (connections, bodies) = (MAX_CONNECTIONS as u64, LARGE_BODIES as u64);
+        let (each, large) = (ByteSize(cost::MANAGEMENT_CONNECTION), ByteSize(cost::LARGE_BODY));
+        let formula = format!("{connections} connections x {each} + {bodies} large bodies x {large}");
+        let bytes = product(&[connections, each.0]) + product(&[bodies, large.0]);
+        self.add("management API", formula, "service", bytes);
     }
 
     fn reactors(&mut self, config: &Config, reactors: u64) {

@@ -29,12 +29,16 @@ use super::{CALL_LIMIT, Control, Refusal, RefusalKind};
 /// Connections at one time; more wait in the socket's backlog.
 pub const MAX_CONNECTIONS: usize = 1024;
 /// A request's body: a list of a thousand hosts fits, a flood doesn't.
-const MAX_BODY_BYTES: usize = 1 << 20;
+pub const MAX_BODY_BYTES: usize = 1 << 20;
+/// A body of this length at most is read at once. Longer ones, which only lists of hosts need, take turns.
+pub const SMALL_BODY_BYTES: usize = 16 << 10;
+/// Longer ones that are read at a time.
+pub const LARGE_BODIES: usize = 4;
 /// A request's head, and each connection's buffer.
-const MAX_HEAD_BYTES: usize = 16 << 10;
+pub const MAX_HEAD_BYTES: usize = 16 << 10;
 /// A head that isn't complete by then is given up: whoever asks sends it at once.
 const HEAD_LIMIT: Duration = Duration::from_secs(2);
-/// A body that isn't complete by then is given up.
+/// A body that isn't complete by then, the wait for its turn included, is given up.
 const BODY_LIMIT: Duration = Duration::from_secs(5);
 /// How long a connection may last, slow readers included.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
@@ -200,6 +204,7 @@ async fn connection(stream: UnixStream, router: Router, mut stop: watch::Receive
 type Shared = Arc<dyn Control>;
 
 fn router(control: Shared) -> Router {
+    let turns = &Arc::new(Semaphore::new(LARGE_BODIES));
     Router::new()
         .route("/v1/status", get(|State(c): State<Shared>| async move { json(Ok(c.status())) }))
         .route("/v1/pool", get(|State(c): State<Shared>| async move { json(c.pool()) }))
@@ -208,22 +213,22 @@ fn router(control: Shared) -> Router {
         .route("/v1/listeners", get(|State(c): State<Shared>| async move { json(Ok(c.listeners())) }))
         .route("/v1/config", get(|State(c): State<Shared>| async move { json(Ok(c.config())) }))
         .route("/v1/metrics", get(|State(c): State<Shared>| async move { text(c.metrics()) }))
-        .route("/v1/pool/replace", change(|c, body| c.replace_member(body)))
-        .route("/v1/pool/attach", change(|c, body| c.attach_member(body)))
-        .route("/v1/pool/scrub", change(|c, body| c.scrub(body)))
-        .route("/v1/volume/create", change(|c, body| c.create_volume(body)))
-        .route("/v1/volume/delete", change(|c, body| c.delete_volume(body)))
-        .route("/v1/volume/resize", change(|c, body| c.resize_volume(body)))
+        .route("/v1/pool/replace", change(turns, |c, body| c.replace_member(body)))
+        .route("/v1/pool/attach", change(turns, |c, body| c.attach_member(body)))
+        .route("/v1/pool/scrub", change(turns, |c, body| c.scrub(body)))
+        .route("/v1/volume/create", change(turns, |c, body| c.create_volume(body)))
+        .route("/v1/volume/delete", change(turns, |c, body| c.delete_volume(body)))
+        .route("/v1/volume/resize", change(turns, |c, body| c.resize_volume(body)))
         .route("/v1/keys", get(|State(c): State<Shared>| async move { json(c.keys()) }))
-        .route("/v1/key/rotate", change(|c, body| c.rotate_key(body)))
-        .route("/v1/subsystem/add", change(|c, body| c.add_subsystem(body)))
-        .route("/v1/subsystem/remove", change(|c, body| c.remove_subsystem(body)))
-        .route("/v1/namespace/add", change(|c, body| c.add_namespace(body)))
-        .route("/v1/namespace/remove", change(|c, body| c.remove_namespace(body)))
-        .route("/v1/host/allow", change(|c, body| c.allow_host(body)))
-        .route("/v1/host/deny", change(|c, body| c.deny_host(body)))
-        .route("/v1/listener/add", change(|c, body| c.add_listener(body)))
-        .route("/v1/listener/remove", change(|c, body| c.remove_listener(body)))
+        .route("/v1/key/rotate", change(turns, |c, body| c.rotate_key(body)))
+        .route("/v1/subsystem/add", change(turns, |c, body| c.add_subsystem(body)))
+        .route("/v1/subsystem/remove", change(turns, |c, body| c.remove_subsystem(body)))
+        .route("/v1/namespace/add", change(turns, |c, body| c.add_namespace(body)))
+        .route("/v1/namespace/remove", change(turns, |c, body| c.remove_namespace(body)))
+        .route("/v1/host/allow", change(turns, |c, body| c.allow_host(body)))
+        .route("/v1/host/deny", change(turns, |c, body| c.deny_host(body)))
+        .route("/v1/listener/add", change(turns, |c, body| c.add_listener(body)))
+        .route("/v1/listener/remove", change(turns, |c, body| c.remove_listener(body)))
         .fallback(|| async { refuse(Refusal::new(RefusalKind::NotFound, "no such path in the management API")) })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(control)
@@ -231,16 +236,30 @@ fn router(control: Shared) -> Router {
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Reads a body, in its turn if it is large or of unknown length.
+async fn read_body<B: DeserializeOwned>(request: Request, turns: &Semaphore) -> Result<axum::Json<B>, JsonRejection> {
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    let _turn = match length {
+        Some(length) if length <= SMALL_BODY_BYTES => None,
+        // Fails only once closed, which nobody does.
+        _ => turns.acquire().await.ok(),
+    };
+    axum::Json::from_request(request, &()).await
+}
+
 /// A route that changes something: its body within [`BODY_LIMIT`], its answer within [`CALL_LIMIT`].
 fn change<B, T>(
+    turns: &Arc<Semaphore>,
     call: impl Fn(&dyn Control, B) -> BoxFuture<'static, Result<T, Refusal>> + Clone + Send + Sync + 'static,
 ) -> axum::routing::MethodRouter<Shared>
 where
     B: DeserializeOwned + Send + 'static,
     T: Serialize + Send + 'static,
 {
+    let turns = Arc::clone(turns);
     post(move |State(control): State<Shared>, request: Request| async move {
-        let body = tokio::time::timeout(BODY_LIMIT, axum::Json::<B>::from_request(request, &())).await;
+        let body = tokio::time::timeout(BODY_LIMIT, read_body::<B>(request, &turns)).await;
         let body = match body {
             Ok(Ok(axum::Json(body))) => body,
             Ok(Err(rejection)) => return reject(&rejection),

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::client::{Client, ClientError};
 use super::request::*;
-use super::server::{BindError, Socket, serve};
+use super::server::{BindError, LARGE_BODIES, Socket, serve};
 use super::*;
 
 /// Answers every read, counts every change, and never ends a namespace removal.
@@ -233,6 +233,39 @@ fn h155_oversized_and_hostile_bodies_are_refused_with_the_limit() {
     let body = format!("{{\"nqn\":\"nqn.2026-11.io.example:a\",\"hosts\":[{}]}}", hosts.join(","));
     assert!(served.raw(post("/v1/subsystem/add", &body).as_bytes()).starts_with("HTTP/1.1 200"));
     assert!(served.raw(get("/v1/volumes").as_bytes()).matches("9007199254740993").count() == 1000);
+}
+
+/// Large bodies take turns: more of them than may be read at a time, none complete, keep neither small ones from being answered
+/// nor each other from being told.
+#[test]
+fn h155_large_bodies_take_turns_and_small_ones_do_not_wait() {
+    let served = Served::start();
+    let large = post("/v1/volume/create", &format!("{{\"name\":\"{}\"", "x".repeat(900 << 10)));
+    let mut stalled: Vec<UnixStream> = (0..LARGE_BODIES + 2)
+        .map(|_| {
+            let mut stream = served.connect();
+            stream.write_all(&large.as_bytes()[..32 << 10]).unwrap();
+            stream
+        })
+        .collect();
+    let answer = served.raw(post("/v1/volume/create", "{\"name\":\"v\",\"size\":4096}").as_bytes());
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    for stream in &mut stalled {
+        let mut end = Vec::new();
+        // Told, or cut with what it had sent unread.
+        let _ = stream.read_to_end(&mut end);
+        assert!(end.is_empty() || end.starts_with(b"HTTP/1.1 400"), "{}", String::from_utf8_lossy(&end));
+    }
+    // Complete ones are all served, however many come at once.
+    let hosts: Vec<String> = (0..1000).map(|i| format!("\"nqn.2026-11.io.example:host-{i}\"")).collect();
+    let body = format!("{{\"nqn\":\"nqn.2026-11.io.example:a\",\"hosts\":[{}]}}", hosts.join(","));
+    let whole = post("/v1/subsystem/add", &body);
+    std::thread::scope(|scope| {
+        for _ in 0..4 * LARGE_BODIES {
+            scope.spawn(|| assert!(served.raw(whole.as_bytes()).starts_with("HTTP/1.1 200")));
+        }
+    });
+    assert_eq!(served.fake.changes.load(Ordering::SeqCst), 1 + 4 * LARGE_BODIES as u64);
 }
 
 #[test]
