@@ -11,10 +11,10 @@ use nvmf_target::buffer::{BufferHome, IoBuf};
 
 use super::share::{ACCOUNTS, AccountId};
 use super::store::Store;
-use super::wait::Waiters;
-use super::{ClassSnapshot, SizeClass};
+use super::wait::{Need, Waiters};
+use super::{ClassSnapshot, Grant, SizeClass};
 
-/// A size with fewer buffers is not shared out: a fused pair takes two at a time, and one must be left for others.
+/// A size with fewer buffers is not shared out: whoever needs two at once would never get them.
 const SHARED_FROM: usize = 3;
 
 pub(super) struct Class {
@@ -53,28 +53,56 @@ impl Class {
 
     /// Takes a buffer unless someone waits who may have it, and would be overtaken.
     pub(super) fn take(&self, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
-        if self.is_awaited() { None } else { self.take_free(account, len_bytes) }
+        if self.is_awaited() { None } else { self.take_one(account, len_bytes) }
     }
 
-    /// Whether someone waits who may have the next buffer.
+    /// Whether someone waits who may have what comes back next.
     pub(super) fn is_awaited(&self) -> bool {
         self.waiters.any() && self.waiters.has(|account| self.allows(account))
     }
 
-    /// Whether the account may have one more, if there is one: while it holds fewer than are free.
-    pub(super) fn allows(&self, account: AccountId) -> bool {
-        let free = self.out.len().saturating_sub(self.used.load(Ordering::Relaxed));
-        let unbounded = account == AccountId::SERVICE || self.out.len() < SHARED_FROM;
-        unbounded || self.held[account.index()].load(Ordering::Relaxed) < free
+    /// Whether it could ever give out so many at once.
+    pub(super) fn holds(&self, count: usize) -> bool {
+        self.out.len() >= count
     }
 
-    /// Takes a buffer that the account may have, whoever waits.
-    pub(super) fn take_free(&self, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
+    /// Whether the account may have more, if there is any: while it holds fewer than are free. Asked once for all that are
+    /// taken at once: asked again for the second of two, a pair could be refused for ever what one could have.
+    pub(super) fn allows(&self, account: AccountId) -> bool {
+        let unbounded = account == AccountId::SERVICE || self.out.len() < SHARED_FROM;
+        unbounded || self.held[account.index()].load(Ordering::Relaxed) < self.free()
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.out.len().saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
+    fn take_one(&self, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
         if !self.allows(account) {
             return None;
         }
+        self.lend(self.store.take()?, account, len_bytes)
+    }
+
+    /// Takes all that a waiter needs, or nothing, if its account may have it. Only for `Waiters::serve`: what is put back here
+    /// may have been missed by another taker meanwhile, who then waits and is served after this.
+    pub(super) fn take_all(&self, account: AccountId, need: Need) -> Option<Grant> {
+        if !self.allows(account) || self.free() < need.count {
+            return None;
+        }
+        let first = self.store.take()?;
+        let second = if need.count > 1 { self.store.take() } else { None };
+        if need.count > 1 && second.is_none() {
+            // SAFETY: taken just now, and nobody has been given it.
+            unsafe { self.store.put(first) };
+            return None;
+        }
+        Some([Some(first), second].map(|slot| slot.and_then(|slot| self.lend(slot, account, need.len_bytes))))
+    }
+
+    /// A slot that was taken, as a buffer under its account.
+    fn lend(&self, slot: usize, account: AccountId, len_bytes: usize) -> Option<IoBuf> {
         let home = self.this.upgrade()?;
-        let slot = self.store.take()?;
         let was_out = self.out[slot].swap(1 + account.index() as u32, Ordering::Acquire);
         assert!(was_out == 0, "a buffer was given out twice");
         self.used.fetch_add(1, Ordering::Relaxed);
@@ -95,7 +123,7 @@ impl Class {
     }
 }
 
-// SAFETY: memory handed out in `take_free` is the buffer's alone until `give_back` (the store's contract).
+// SAFETY: memory handed out in `lend` is the buffer's alone until `give_back` (the store's contract).
 unsafe impl BufferHome for Class {
     fn give_back(&self, start: NonNull<u8>, _capacity_bytes: usize) {
         let slot = self.store.slot_at(start).expect("a buffer of this class");

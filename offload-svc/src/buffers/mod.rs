@@ -23,11 +23,15 @@ mod tests;
 
 pub use plan::{Plan, SizeClass};
 pub use share::HostBuffers;
-pub use wait::Wait;
+pub use wait::{Wait, WaitAll};
 
 use class::Class;
 use share::{AccountId, Ledger};
 use store::HeapStore;
+use wait::Need;
+
+/// What a waiter was given: one buffer, or two of a size.
+pub type Grant = [Option<IoBuf>; 2];
 
 /// A pool could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +116,13 @@ impl Buffers {
         &self.classes[first..]
     }
 
+    /// The size that `need` is waited for in: the smallest that fits and can hold all of it.
+    fn class_for(&self, need: Need) -> Option<&Arc<Class>> {
+        let classes = self.classes_for(need.len_bytes);
+        let fitting = classes.first().filter(|class| class.holds(need.count));
+        fitting.or_else(|| classes.iter().find(|class| !class.is_reserved() && class.holds(need.count)))
+    }
+
     /// A buffer of `len_bytes` as soon as there is one, in the order of asking.
     ///
     /// # Panics
@@ -142,10 +153,10 @@ impl Buffers {
         take_grant(len_bytes).or_else(|| self.take_unless_awaited(account, len_bytes))
     }
 
-    /// Runs `f`, inside which the first [`BufferPool::take`] that `buffer` is large enough for gets it: how one that
-    /// was waited for reaches code that only knows `take`. Unused, it goes back.
-    pub fn granting<R>(&self, buffer: IoBuf, f: impl FnOnce() -> R) -> R {
-        let outer = GRANT.with_borrow_mut(|grant| grant.replace(buffer));
+    /// Runs `f`, inside which the first [`BufferPool::take`] that a buffer of `granted` is large enough for gets it: how
+    /// those that were waited for reach code that only knows `take`. Unused, they go back.
+    pub fn granting<R>(&self, granted: Grant, f: impl FnOnce() -> R) -> R {
+        let outer = GRANT.with_borrow_mut(|grant| std::mem::replace(grant, granted));
         let result = f();
         let unused = GRANT.with_borrow_mut(|grant| std::mem::replace(grant, outer));
         drop(unused);
@@ -174,13 +185,14 @@ impl BufferPool for Buffers {
 }
 
 thread_local! {
-    static GRANT: RefCell<Option<IoBuf>> = const { RefCell::new(None) };
+    static GRANT: RefCell<Grant> = const { RefCell::new([None, None]) };
     static ON_REACTOR: Cell<bool> = const { Cell::new(false) };
 }
 
 fn take_grant(len_bytes: usize) -> Option<IoBuf> {
     GRANT.with_borrow_mut(|grant| {
-        let mut granted = grant.take_if(|buffer| buffer.capacity_bytes() >= len_bytes)?;
+        let fits = |buffer: &mut IoBuf| buffer.capacity_bytes() >= len_bytes;
+        let mut granted = grant.iter_mut().find_map(|place| place.take_if(fits))?;
         granted.set_len(len_bytes);
         Some(granted)
     })
@@ -192,7 +204,6 @@ pub(crate) fn mark_reactor_thread() {
     ON_REACTOR.set(true);
 }
 
-#[cfg(feature = "dpdk")]
 fn on_reactor() -> bool {
     ON_REACTOR.get()
 }

@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvmf_target::buffer::{BufferPool, IoBuf};
+use nvmf_target::proto::io_queue::Wanted;
 
-use super::{Buffers, Wait};
+use super::Buffers;
+use super::wait::{Need, WaitAll};
 
 /// Accounts of one pool; with more hosts than that, some share one.
 pub(super) const ACCOUNTS: usize = 4097;
@@ -94,13 +96,12 @@ impl HostBuffers {
         Self { buffers, name, account }
     }
 
-    /// A buffer of `len_bytes` as soon as there is one for this host, in the order of asking.
-    ///
-    /// # Panics
-    /// If `len_bytes` is over [`BufferPool::largest_bytes`]: such a buffer would never come.
-    pub fn wait(&self, len_bytes: usize) -> Wait {
-        assert!(len_bytes <= self.largest_bytes(), "no buffer is that large");
-        Wait::new(self.buffers.clone(), self.account, len_bytes)
+    /// All that `wanted` says as soon as this host may have it, in the order of asking; `None` if there are not so many
+    /// buffers of that size: they would never come.
+    pub fn wait(&self, wanted: Wanted) -> Option<WaitAll> {
+        let need = Need { len_bytes: wanted.len_bytes, count: wanted.count };
+        self.buffers.class_for(need)?;
+        Some(WaitAll::new(self.buffers.clone(), self.account, need))
     }
 }
 

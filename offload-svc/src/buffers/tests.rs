@@ -8,11 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use nvmf_target::buffer::{BUFFER_ALIGN_BYTES, BufferPool, IoBuf};
+use nvmf_target::proto::io_queue::Wanted;
 
 use super::{Buffers, Plan, SizeClass, Wait};
 
 fn class(bytes: usize, count: usize) -> SizeClass {
     SizeClass { bytes, count, reserved: false }
+}
+
+fn needs(count: usize) -> Wanted {
+    Wanted { len_bytes: 4096, count }
 }
 
 /// Five buffers of 4 KiB.
@@ -137,7 +142,7 @@ fn a_granted_buffer_is_taken_first(buffers: &Buffers) {
     let mut waiting = Waiting::on(buffers, 4096);
     // `granted` is in our hands, so the newcomer has to wait.
     assert!(waiting.poll().is_none());
-    let taken = buffers.granting(granted, || {
+    let taken = buffers.granting([Some(granted), None], || {
         assert!(buffers.take(8192).is_none(), "too large for the grant");
         let taken = buffers.take(1000);
         assert!(buffers.take(1000).is_none(), "one grant, one buffer");
@@ -145,7 +150,7 @@ fn a_granted_buffer_is_taken_first(buffers: &Buffers) {
     });
     let taken = taken.expect("the grant");
     assert_eq!((taken.as_ptr(), taken.len()), (start, 1000));
-    buffers.granting(taken, || ());
+    buffers.granting([None, Some(taken)], || ());
     assert!(waiting.poll().is_some(), "an unused grant goes to the next");
 }
 
@@ -198,7 +203,7 @@ fn no_host_takes_all(buffers: &Buffers) {
     assert!(again.take(4096).is_none(), "its other queues share its account");
     let bell = Arc::new(Bell::default());
     let waker = Waker::from(bell.clone());
-    let mut waiting = Box::pin(again.wait(4096));
+    let mut waiting = Box::pin(again.wait(needs(1)).expect("enough of them"));
     assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     let first = modest.take(4096).expect("not behind one who must wait for itself");
     assert!(modest.take(4096).is_none(), "it holds as many as are free");
@@ -214,6 +219,55 @@ fn no_host_takes_all(buffers: &Buffers) {
     let newcomer = buffers.for_host("nqn.2026-11.io.example:c");
     let held: Vec<IoBuf> = std::iter::from_fn(|| newcomer.take(1)).collect();
     assert_eq!(held.len(), 3, "an account that was closed begins anew");
+}
+
+/// A fused pair gets both its buffers at once, or neither and its turn: whoever needs one only doesn't overtake it.
+fn a_pair_waits_for_both_and_gets_them(buffers: &Buffers) {
+    let (silent, other) = (buffers.for_host("nqn.2026-11.io.example:s"), buffers.for_host("nqn.2026-11.io.example:o"));
+    let mut kept: Vec<IoBuf> = std::iter::from_fn(|| silent.take(4096)).collect();
+    assert_eq!(kept.len(), 3, "three of five");
+    let first = other.take(4096).expect("one of a pair");
+    assert!(other.take(4096).is_none(), "one after the other, a pair would be over its share");
+    drop(first);
+    assert!(other.wait(needs(6)).is_none(), "there are not so many");
+    let bell = Arc::new(Bell::default());
+    let waker = Waker::from(bell.clone());
+    let mut context = Context::from_waker(&waker);
+    let mut pair = Box::pin(other.wait(needs(2)).expect("enough of them"));
+    let Poll::Ready([Some(one), Some(two)]) = pair.as_mut().poll(&mut context) else { panic!("both are there") };
+    assert!(one.len() == 4096 && two.len() == 4096 && one.as_ptr() != two.as_ptr());
+    let mut taken = Some(buffers.granting([Some(one), Some(two)], || [other.take(4096), other.take(4096)]));
+    assert!(taken.iter().flatten().all(Option::is_some), "both reach who only knows `take`");
+    bell.0.store(0, Ordering::SeqCst);
+    // Nothing is free now. One comes back: too little for the pair that is first, and nobody goes before it.
+    let mut pair = Box::pin(buffers.for_host("nqn.2026-11.io.example:p").wait(needs(2)).expect("enough of them"));
+    assert!(pair.as_mut().poll(&mut context).is_pending());
+    let mut single = Waiting::on(buffers, 4096);
+    assert!(single.poll().is_none());
+    kept.pop();
+    assert!(buffers.take(4096).is_none() && single.poll().is_none() && single.woken() == 0);
+    assert_eq!(bell.0.load(Ordering::SeqCst), 0, "not woken for one of two");
+    kept.pop();
+    assert_eq!(bell.0.load(Ordering::SeqCst), 1);
+    let Poll::Ready(both) = pair.as_mut().poll(&mut context) else { panic!("both are there") };
+    assert_eq!(both.iter().flatten().count(), 2);
+    drop(kept);
+    assert!(single.poll().is_some(), "then the next");
+    // One that gives up leaves what it could not use to those behind it.
+    drop(both);
+    let mut rest = all_of(buffers);
+    let mut pair = Box::pin(other.wait(needs(2)).expect("enough of them"));
+    taken.take();
+    rest.extend(all_of(buffers));
+    assert!(pair.as_mut().poll(&mut context).is_pending());
+    let mut single = Waiting::on(buffers, 4096);
+    assert!(single.poll().is_none());
+    rest.pop();
+    assert_eq!(single.woken(), 0);
+    drop(pair);
+    assert_eq!(single.woken(), 1);
+    drop((single, rest));
+    assert_eq!(buffers.used_bytes(), 0);
 }
 
 /// H111: a path that fails still gives its buffer back; after many failures the pool is full.
@@ -269,6 +323,10 @@ macro_rules! suite {
             #[test]
             fn lets_no_host_take_all() {
                 with(one_size(), no_host_takes_all);
+            }
+            #[test]
+            fn gives_a_pair_both_or_neither() {
+                with(one_size(), a_pair_waits_for_both_and_gets_them);
             }
             #[test]
             fn h111_gives_buffers_back_after_failures() {

@@ -1,7 +1,7 @@
 //! Waiting for a buffer: first come, first served, of those that have not taken their host's share already.
 //!
 //! Owns the queue of those who wait for one size. Must not know how buffers are stored. Invariant: a waiter holds
-//! nothing; it leaves the queue with a buffer, or by being dropped, and then the next one is served.
+//! nothing; it leaves the queue with all that it needs, or by being dropped, and then the next one is served.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -12,20 +12,20 @@ use std::task::{Context, Poll, Waker};
 
 use nvmf_target::buffer::IoBuf;
 
-use super::Buffers;
 use super::class::Class;
 use super::share::AccountId;
+use super::{Buffers, Grant, on_reactor};
 
 /// One waiter's place in the queue.
 struct Seat {
     account: AccountId,
-    len_bytes: usize,
+    need: Need,
     state: Mutex<State>,
 }
 
 enum State {
     Waiting(Waker),
-    Served(IoBuf),
+    Served(Grant),
     Left,
 }
 
@@ -74,8 +74,19 @@ impl Waiters {
                     place += 1;
                     continue;
                 }
-                let Some(buffer) = class.take_free(seat.account, seat.len_bytes) else { break };
-                if let State::Waiting(waker) = std::mem::replace(&mut *lock(&seat.state), State::Served(buffer)) {
+                // Who needs two is not overtaken by those who need one, or would starve.
+                let Some(grant) = class.take_all(seat.account, seat.need) else {
+                    // This thread may not reach all that is free: the waiter's own, a reactor's, tries again.
+                    if seat.need.count > 1
+                        && !on_reactor()
+                        && class.free() >= seat.need.count
+                        && let State::Waiting(waker) = &*lock(&seat.state)
+                    {
+                        wakers.push(waker.clone());
+                    }
+                    break;
+                };
+                if let State::Waiting(waker) = std::mem::replace(&mut *lock(&seat.state), State::Served(grant)) {
                     wakers.push(waker);
                 }
                 queue.remove(place);
@@ -85,8 +96,8 @@ impl Waiters {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    fn join(&self, account: AccountId, len_bytes: usize, waker: Waker) -> Arc<Seat> {
-        let seat = Arc::new(Seat { account, len_bytes, state: Mutex::new(State::Waiting(waker)) });
+    fn join(&self, account: AccountId, need: Need, waker: Waker) -> Arc<Seat> {
+        let seat = Arc::new(Seat { account, need, state: Mutex::new(State::Waiting(waker)) });
         lock(&self.queue).push_back(seat.clone());
         self.count.fetch_add(1, Ordering::Relaxed);
         seat
@@ -101,18 +112,43 @@ impl Waiters {
     }
 }
 
+/// What a waiter needs: all of it at once, of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Need {
+    /// The length of each.
+    pub(super) len_bytes: usize,
+    /// One or two.
+    pub(super) count: usize,
+}
+
 /// A buffer to come: see [`super::Buffers::wait`].
-pub struct Wait {
+pub struct Wait(WaitAll);
+
+/// One or two buffers to come: see [`super::HostBuffers::wait`].
+pub struct WaitAll {
     buffers: Buffers,
     account: AccountId,
-    len_bytes: usize,
+    need: Need,
     /// The place in the queue of the fitting size.
     seat: Option<(Arc<Class>, Arc<Seat>)>,
 }
 
 impl Wait {
     pub(super) fn new(buffers: Buffers, account: AccountId, len_bytes: usize) -> Self {
-        Self { buffers, account, len_bytes, seat: None }
+        Self(WaitAll::new(buffers, account, Need { len_bytes, count: 1 }))
+    }
+}
+
+impl WaitAll {
+    pub(super) fn new(buffers: Buffers, account: AccountId, need: Need) -> Self {
+        Self { buffers, account, need, seat: None }
+    }
+
+    /// What is there already. Two at once are only given out in the queue, where nobody else takes one between them.
+    fn take_now(&self) -> Option<Grant> {
+        let single = self.need.count == 1;
+        let one = || self.buffers.take_unless_awaited(self.account, self.need.len_bytes);
+        single.then(one).flatten().map(|buffer| [Some(buffer), None])
     }
 }
 
@@ -120,32 +156,43 @@ impl Future for Wait {
     type Output = IoBuf;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoBuf> {
+        match Pin::new(&mut self.get_mut().0).poll(context) {
+            Poll::Ready([Some(buffer), _]) => Poll::Ready(buffer),
+            // Never a grant without its first.
+            Poll::Ready([None, _]) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Future for WaitAll {
+    type Output = Grant;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Grant> {
         let this = self.get_mut();
         let seat = match &this.seat {
-            Some((_, seat)) => {
+            Some((class, seat)) => {
                 if let State::Waiting(waker) = &mut *lock(&seat.state) {
                     waker.clone_from(context.waker());
                 }
+                class.waiters.serve(class);
                 seat
             }
             None => {
-                if let Some(buffer) = this.buffers.take_unless_awaited(this.account, this.len_bytes) {
-                    return Poll::Ready(buffer);
+                if let Some(grant) = this.take_now() {
+                    return Poll::Ready(grant);
                 }
-                let Some(class) = this.buffers.classes_for(this.len_bytes).first().cloned() else {
-                    return Poll::Pending;
-                };
-                let seat = class.waiters.join(this.account, this.len_bytes, context.waker().clone());
+                let Some(class) = this.buffers.class_for(this.need).cloned() else { return Poll::Pending };
+                let seat = class.waiters.join(this.account, this.need, context.waker().clone());
                 class.waiters.serve(&class);
                 &this.seat.insert((class, seat)).1
             }
         };
         let mut state = lock(&seat.state);
         match std::mem::replace(&mut *state, State::Left) {
-            State::Served(buffer) => {
+            State::Served(grant) => {
                 drop(state);
                 this.seat = None;
-                Poll::Ready(buffer)
+                Poll::Ready(grant)
             }
             waiting => {
                 *state = waiting;
@@ -155,12 +202,14 @@ impl Future for Wait {
     }
 }
 
-impl Drop for Wait {
+impl Drop for WaitAll {
     fn drop(&mut self) {
         let Some((class, seat)) = self.seat.take() else { return };
         class.waiters.leave(&seat);
         let state = std::mem::replace(&mut *lock(&seat.state), State::Left);
-        // A buffer that came too late goes to the next in the queue.
+        // Buffers that came too late go to the next in the queue.
         drop(state);
+        // One that stood behind this may need less, and have it now.
+        class.waiters.serve(&class);
     }
 }

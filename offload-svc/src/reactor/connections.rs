@@ -15,8 +15,7 @@ use std::time::Instant;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nvmf_target::backend::Reply;
-use nvmf_target::buffer::BufferPool;
-use nvmf_target::proto::io_queue::IoQueuePair;
+use nvmf_target::proto::io_queue::{IoQueuePair, Wanted};
 use nvmf_target::wire::nqn::Nqn;
 use slab::Slab;
 
@@ -24,7 +23,7 @@ use super::Shared;
 use super::connection::{Connection, Turn};
 use super::message::{self, Message, QueueId, QueueSink};
 use super::metrics::{Counters, count};
-use crate::buffers::{HostBuffers, Wait};
+use crate::buffers::{HostBuffers, WaitAll};
 
 /// Turns of one round: then rings, timers and files have theirs.
 const TURNS_PER_ROUND: usize = 64;
@@ -48,8 +47,8 @@ struct Place {
     queued: bool,
     /// Its entry in `deadlines`.
     deadline: Option<Instant>,
-    /// The buffer that its first waiting command needs.
-    buffer: Option<Pin<Box<Wait>>>,
+    /// The buffers that its first waiting command needs.
+    buffers_to_come: Option<Pin<Box<WaitAll>>>,
     waker: Waker,
 }
 
@@ -106,7 +105,8 @@ impl Connections {
             connection.cut();
         }
         let generation = id.generation;
-        let place = Place { connection, generation, buffers, queued: false, deadline: None, buffer: None, waker };
+        let place =
+            Place { connection, generation, buffers, queued: false, deadline: None, buffers_to_come: None, waker };
         entry.insert(place);
         self.make_ready(id.slot);
     }
@@ -206,30 +206,34 @@ impl Connections {
             Turn::More => self.make_ready(slot),
             Turn::Idle => {}
         }
-        self.await_buffer(slot);
+        self.await_buffers(slot);
         self.set_deadline(slot);
     }
 
-    /// Queues for the buffer that the place's first waiting command needs.
-    fn await_buffer(&mut self, slot: usize) {
+    /// Queues for the buffers that the place's first waiting command needs.
+    fn await_buffers(&mut self, slot: usize) {
         let Some(place) = self.places.get_mut(slot) else { return };
         let wanted = place.connection.queue.wants_buffers().filter(|_| !place.connection.is_cut());
-        let Some(len_bytes) = wanted else {
-            place.buffer = None;
+        let Some(wanted) = wanted else {
+            place.buffers_to_come = None;
             return;
         };
-        let pool = &place.buffers;
-        if len_bytes > pool.largest_bytes() {
-            // MDTS is checked against the pool at the start; a queue that waits for ever would be worse than none.
-            tracing::error!("an I/O queue needs a buffer of {len_bytes} bytes, and no buffer is that large");
-            place.connection.cut();
-            return self.make_ready(slot);
+        if place.buffers_to_come.is_some() {
+            return;
         }
-        if place.buffer.is_none() {
-            place.buffer = Some(Box::pin(pool.wait(len_bytes)));
-            // The first poll takes a place in the queue; if a buffer is there already, the next turn has it.
-            self.make_ready(slot);
+        match place.buffers.wait(wanted) {
+            // The first poll takes a place in the queue; if they are there already, the next turn has them.
+            Some(wait) => place.buffers_to_come = Some(Box::pin(wait)),
+            None => {
+                // MDTS is checked against the pool at the start; a queue that waits for ever would be worse than none.
+                let Wanted { len_bytes, count } = wanted;
+                tracing::error!(
+                    "an I/O queue needs {count} buffers of {len_bytes} bytes at once: raise buffers.memory"
+                );
+                place.connection.cut();
+            }
         }
+        self.make_ready(slot);
     }
 
     fn set_deadline(&mut self, slot: usize) {
@@ -255,15 +259,15 @@ impl Connections {
     }
 }
 
-/// Gives the place the buffer that it waited for, if it has come.
+/// Gives the place the buffers that it waited for, if they have come.
 fn feed(place: &mut Place, shared: &Shared, now: Instant, counters: &Counters) {
-    let Some(wait) = &mut place.buffer else { return };
-    if let Poll::Ready(buffer) = wait.as_mut().poll(&mut Context::from_waker(&place.waker)) {
-        place.buffer = None;
+    let Some(wait) = &mut place.buffers_to_come else { return };
+    if let Poll::Ready(granted) = wait.as_mut().poll(&mut Context::from_waker(&place.waker)) {
+        place.buffers_to_come = None;
         if place.connection.is_cut() {
             return;
         }
-        shared.host_buffers.granting(buffer, || place.connection.queue.buffers_available(now));
+        shared.host_buffers.granting(granted, || place.connection.queue.buffers_available(now));
         place.connection.submit(now, counters);
     }
 }

@@ -44,6 +44,15 @@ pub struct Command {
     pub operation: Operation,
 }
 
+/// Buffers that a command needs of the pool before it can go on: all of them, or it takes none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// The length of each.
+    pub len_bytes: usize,
+    /// How many: a fused pair may need two.
+    pub count: usize,
+}
+
 /// See the module. Its driver asks `poll_command` until `None`, sends what `gather` gives and checks `poll_close`
 /// after every call that takes `now`. After `poll_close` it closes the socket but keeps the queue pair until
 /// [`IoQueuePair::in_flight`] is 0, feeding it the replies: dropping it is what frees the queue id.
@@ -125,10 +134,17 @@ impl IoQueuePair {
         self.pump(now);
     }
 
-    /// Commands wait for the pool (and hold nothing of it): the length of the buffer that the first of them needs, so
-    /// that the driver can queue for one of that size.
-    pub fn wants_buffers(&self) -> Option<usize> {
-        self.waiting.front().and_then(|slot| self.job(*slot)).and_then(Job::buffer_bytes)
+    /// Commands wait for the pool (and hold nothing of it): what the first of them needs, so that the driver can queue
+    /// for all of it at once.
+    pub fn wants_buffers(&self) -> Option<Wanted> {
+        let needs = self.needs(*self.waiting.front()?);
+        let mut needs = needs.into_iter().flatten();
+        let first = needs.next()?;
+        // Both halves of a pair are of one length: they name the same blocks.
+        Some(needs.fold(Wanted { len_bytes: first, count: 1 }, |wanted, len_bytes| Wanted {
+            len_bytes: wanted.len_bytes.max(len_bytes),
+            count: wanted.count + 1,
+        }))
     }
 
     /// Buffers came back to the pool: tries again, first come first served.
@@ -259,13 +275,18 @@ impl IoQueuePair {
         self.job(slot).is_some_and(|job| job.partner.is_some() || job.buffer_bytes().is_some())
     }
 
+    /// The lengths of the buffers that a job and the other half of its pair need.
+    fn needs(&self, slot: Slot) -> [Option<usize>; 2] {
+        let partner = self.job(slot).and_then(|job| job.partner);
+        [Some(slot), partner].map(|half| half.and_then(|half| self.job(half)).and_then(Job::buffer_bytes))
+    }
+
     /// Gives the job (both jobs of a fused pair, or neither) what it needs of the pool and sends it on; false: the
     /// pool has too little.
     fn take_buffers(&mut self, slot: Slot, now: Instant) -> bool {
         let Some(job) = self.job(slot) else { return true };
-        let partner = job.partner;
-        let halves = [Some(slot), partner];
-        let needs = halves.map(|half| half.and_then(|half| self.job(half)).and_then(Job::buffer_bytes));
+        let halves = [Some(slot), job.partner];
+        let needs = self.needs(slot);
         if self.pool.as_ref().is_some_and(|pool| needs.iter().flatten().any(|len| *len > pool.largest_bytes())) {
             // MDTS promised what the pool can't give: our fault, and waiting would not end.
             self.finish_with_partner(slot, Status::INTERNAL_ERROR, now);

@@ -221,6 +221,47 @@ fn a_host_that_keeps_its_buffers_leaves_some_for_others() {
     });
 }
 
+/// A fused pair takes two buffers. Where a silent host has left as many as another may hold one of, the pair gets both.
+#[test]
+fn h68_a_fused_pair_completes_beside_a_host_that_keeps_its_buffers() {
+    on_each_platform(|dpdk| {
+        let long = Duration::from_secs(600);
+        let tcp = TcpConfig { send_timeout: long, transfer_timeout: long, ..TcpConfig::default() };
+        let mut settings = settings(1, dpdk);
+        settings.host_buffers = scarce(4);
+        let bench = Bench::new(&settings, tcp);
+        let (_idle_admin, mut idle) = bench.host(1, 3);
+        for (queue, len_bytes) in idle.iter_mut().zip([1 << 20, 64 << 10, 4 << 10]) {
+            queue.host.configure(32, 0);
+            for _ in 0..8 {
+                let data = HostData::ToController(IoBuf::heap(len_bytes));
+                queue.submit(transfer(nvm::WRITE, 0, len_bytes), data).unwrap();
+            }
+        }
+        eventually("it holds all that it may", || {
+            let sizes = bench.reactors.host_buffers().snapshot();
+            let [small, medium, large] = sizes.as_slice() else { return false };
+            small.used == 2 && sizes.iter().all(|size| size.waiting > 0) && medium.used == 1 && large.used == 1
+        });
+        let (_admin, mut queues) = bench.host(2, 1);
+        let queue = &mut queues[0];
+        // Without data in capsules, both halves need a buffer before it is asked for.
+        queue.host.configure(32, 0);
+        for (compared, written) in [(vec![0; 4096], pattern(1, 4096)), (pattern(1, 4096), pattern(2, 4096))] {
+            let half = |opcode, bits| *transfer(opcode, 1000, 4096).set_fuse_bits(bits);
+            let data = |bytes: &[u8]| HostData::ToController(IoBuf::copy_of(bytes));
+            let compare = queue.submit(half(nvm::COMPARE, 1), data(&compared)).unwrap();
+            let write = queue.submit(half(nvm::WRITE, 2), data(&written)).unwrap();
+            for half in [compare, write] {
+                assert!(queue.finish(half).unwrap().cqe.status.is_success());
+            }
+            assert!(queue.read_blocks(1000, 4096).unwrap() == written);
+        }
+        drop((idle, queues));
+        bench.settle();
+    });
+}
+
 /// Connections are closed from our side, commands and all.
 #[test]
 fn closing_all_queues_ends_every_connection() {

@@ -74,6 +74,8 @@ fn a_pair_that_finds_one_buffer_takes_none() {
     let bytes = pair_of(&host, (fused(nvm::COMPARE, 1, 5, 1), 0), (fused(nvm::WRITE, 2, 5, 1), 9));
     assert!(host.exchange(&bytes).is_empty());
     assert_eq!(host.pair.pool.out_bytes(), 4096, "only the write that was there before");
+    let wanted = host.pair.queue().expect("connected").wants_buffers();
+    assert_eq!(wanted, Some(Wanted { len_bytes: 512, count: 2 }), "the driver can wait for both at once");
     let data = host.h2c(9, ttag, 0, &[1; 512], true);
     assert_eq!(statuses(&host.exchange(&data)).len(), 3);
     assert_eq!(host.pair.pool.out_bytes(), 0);

@@ -199,7 +199,7 @@ fn h57_abort_while_waiting_for_buffers() {
         let bytes = host.capsule_as_is(with_cid(ranged_transport(nvm::READ, 0, 8, 512), cid), None);
         assert!(host.exchange(&bytes).is_empty());
     }
-    assert_eq!(host.pair.queue().expect("connected").wants_buffers(), Some(4096));
+    assert_eq!(host.pair.queue().expect("connected").wants_buffers(), Some(Wanted { len_bytes: 4096, count: 1 }));
     assert_eq!(host.pair.shared.abort(QueueId(1), CommandId(2)), AbortOutcome::Aborted);
     host.pair.pass(Duration::ZERO);
     assert_eq!(only_status(&host.receive(), 2), Status::ABORT_REQUESTED);
