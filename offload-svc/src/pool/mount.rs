@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use futures::future::join_all;
 
@@ -22,14 +22,14 @@ use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_V
 use super::probe::{ChooseError, Chosen, Cut, Refused, choose, probe};
 use super::rebuild::Comer;
 use super::scan::{FoundRecord, SeenStreams, find_records, look_for_stripes};
-use super::segments::{SegmentUse, Segments, State, Wanted};
+use super::segments::{SegmentUse, Segments, State, Unfinished, Wanted};
 use super::shared::{Books, Volume};
 use super::space::Admission;
 use super::status::{MemberState, MountReport, Remark};
 use super::stripe::ShardHeader;
 use super::stripe_io::StripeIo;
 use super::superblock::{GivenUp, Lag, Superblock};
-use super::superblocks::{SUPERBLOCKS_UNDER_WAY, Superblocks};
+use super::superblocks::{Floor, SUPERBLOCKS_UNDER_WAY, Superblocks};
 use crate::stages::engines;
 use crate::stages::keys::{KeyEncryptionKey, Keyring, UnwrapError};
 use crate::stages::record::{Kind, RecordCodec};
@@ -141,7 +141,13 @@ pub async fn mount(
     Refused::of(inputs, &found, chosen.state.layout.members()).log();
     check_anchor(&chosen.state, &options)?;
     let set = Arc::new(member_set(inputs, &chosen, &options));
+    set.note_publication(chosen.state.publication());
     let stripes = stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?;
+    let floor = Arc::new(AtomicU64::new(0));
+    let superblocks = superblocks(&env, &set, &chosen.state, &floor);
+    let behind = behind(&chosen);
+    superblocks.catch_up(behind).await?;
+    note_suspects(&superblocks, &set, &chosen.cut, behind).await?;
     restore_sizes(&*env, &set, &chosen.cut);
     let mut report = MountReport {
         clean: chosen.state.clean,
@@ -152,7 +158,7 @@ pub async fn mount(
         ..MountReport::default()
     };
     let mut loaded = load(&stripes, &chosen.state).await?;
-    let floor = loaded.floor();
+    floor.store(loaded.floor(), Ordering::Relaxed);
     let keyring = Arc::new(Keyring::new());
     for volume in loaded.volumes.values() {
         for wrapped in volume.keys.wrapped() {
@@ -175,14 +181,6 @@ pub async fn mount(
     let discarded = std::mem::take(&mut replay.discarded);
     replay.apply(&mut loaded, &segments, &extents, &mut codec, &mut report);
     let mounts = chosen.state.mounts + 1;
-    let io = MemberIo::new(Rc::clone(&env), Arc::clone(&set), Excluder::Mounting, SUPERBLOCKS_UNDER_WAY);
-    let superblocks = Superblocks::new(io, chosen.state.clone(), Box::new(move || floor));
-    let behind = chosen
-        .present
-        .iter()
-        .enumerate()
-        .filter(|(_, present)| present.as_ref().is_some_and(|(_, own)| own.state_id() != chosen.state.state_id()));
-    superblocks.catch_up(behind.fold(0, |behind, (index, _)| behind | 1 << index)).await?;
     let extents = extents.load(Ordering::Relaxed);
     let new = NewCheckpoint {
         stripes: &stripes,
@@ -190,7 +188,7 @@ pub async fn mount(
         loaded: &loaded,
         options: &options,
         mounts,
-        floor,
+        floor: floor.load(Ordering::Relaxed),
         distrusted: &distrusted(&chosen),
         given_up,
     };
@@ -250,6 +248,62 @@ fn check_lost(lost: &[(u32, u64)], force: Force) -> Result<u64, MountError> {
     }
     tracing::error!(%error, ?lost, "mounted by force");
     Ok(lost.len() as u64)
+}
+
+/// The superblocks' writer while the pool is mounted; members that leave are whole below `floor`.
+fn superblocks(env: &Rc<dyn Env>, set: &Arc<MemberSet>, state: &Superblock, floor: &Arc<AtomicU64>) -> Superblocks {
+    let io = MemberIo::new(Rc::clone(env), Arc::clone(set), Excluder::Mounting, SUPERBLOCKS_UNDER_WAY);
+    Superblocks::new(io, state.clone(), Box::new(MountFloor(Arc::clone(floor))))
+}
+
+/// While a pool is mounted, what the checkpoint has is whole.
+struct MountFloor(Arc<AtomicU64>);
+
+impl Floor for MountFloor {
+    fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn unfinished(&self) -> Unfinished {
+        Unfinished::from(self.now())
+    }
+
+    fn of(&self, unfinished: &Unfinished) -> u64 {
+        unfinished.next()
+    }
+}
+
+/// Members that don't have the newest superblock.
+fn behind(chosen: &Chosen) -> u32 {
+    // Of those outside the set nothing else is expected.
+    let newest = chosen.state.state_id();
+    let lags =
+        |present: &Option<(MemberIndex, Superblock)>| present.as_ref().is_some_and(|(_, own)| own.state_id() != newest);
+    chosen.present.iter().enumerate().filter(|(_, present)| lags(present)).fold(0, |behind, (at, _)| behind | 1 << at)
+}
+
+/// Makes it durable that members were cut, or are behind by a publication (after a crash, or as copies that are older by that
+/// much), before it can't be seen any more: those of the set are suspect until a scrub has been through, and nothing is relied
+/// on with the others.
+async fn note_suspects(superblocks: &Superblocks, set: &MemberSet, cut: &[Cut], behind: u32) -> Result<(), MountError> {
+    let behind = behind & set.mask();
+    for place in (0..set.count()).filter(|place| behind & (1 << place) != 0) {
+        let member = set.entry(place);
+        tracing::warn!(place, member = member.identity().name, "{}; a scrub will tell", Remark::OneBehind);
+        member.remark(Remark::OneBehind);
+    }
+    if cut.is_empty() && behind == 0 {
+        return Ok(());
+    }
+    let note = |block: &mut Superblock| {
+        for (place, member) in block.members.iter_mut().enumerate() {
+            if cut.iter().any(|cut| usize::from(cut.place) == place) {
+                (member.suspect, member.whole_below) = (member.active, 0);
+            }
+            member.suspect |= member.active && behind & (1 << place) != 0;
+        }
+    };
+    Ok(superblocks.publish(note).await?)
 }
 
 /// Members whose files were cut are made as long again: what is gone reads as zeroes, is found to be lost, and repaired.

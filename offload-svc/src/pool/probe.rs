@@ -265,6 +265,8 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
         active: true,
         epoch: 1,
         whole_below: 0,
+        suspect: false,
+        known: 0,
     };
     let members: Vec<MemberEntry> = inputs.iter().map(|_| entry()).collect();
     let segments = (smallest - SUPERBLOCK_AREA_BYTES) / u64::from(layout.segment_bytes);
@@ -349,10 +351,31 @@ pub enum ChooseError {
     Rival { missing: Vec<u8> },
     #[error(
         "too many members are older copies of themselves: {}; what was written since is on too few others. Nothing was \
-         changed: put the newer copies back, or start without the members that are newer ({}) to go back to the older state",
-        Older(older), newer.join(", ")
+         changed: put the newer copies back{}",
+        Older(older),
+        WayBack(newer)
     )]
-    RolledBack { older: Vec<(String, Lag)>, newer: Vec<String> },
+    RolledBack {
+        older: Vec<(String, Lag)>,
+        /// Without these, the older ones would make a pool; empty where they would not.
+        newer: Vec<String>,
+    },
+}
+
+/// How to go back to the older state, where that is possible.
+struct WayBack<'a>(&'a [String]);
+
+impl std::fmt::Display for WayBack<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        write!(
+            f,
+            "; or, to lose what was written since, start without the members that are newer ({})",
+            self.0.join(", ")
+        )
+    }
 }
 
 /// Members and how they lag, in words.
@@ -510,6 +533,13 @@ impl Chosen {
     }
 }
 
+/// Whether so many of the older copies are of one state, as far as a crash leaves them in one, that they make a pool.
+fn agree(present: &[Option<(MemberIndex, Superblock)>], older: &[(u8, Lag)], needed: usize) -> bool {
+    let blocks = || older.iter().filter_map(|(place, _)| Some(&present.get(usize::from(*place))?.as_ref()?.1));
+    let newest = blocks().max_by_key(|block| (block.epoch, block.generation));
+    newest.is_some_and(|newest| blocks().filter(|block| block.lag(newest).is_none()).count() >= needed)
+}
+
 fn place(
     blocks: &[(MemberIndex, &Superblock)],
     state: Superblock,
@@ -553,6 +583,9 @@ fn place(
     let needed = usize::from(state.layout.data_shards);
     let there = mask.count_ones() as usize;
     if there < needed && there + older.len() >= needed {
+        if !agree(&present, &rolled_back, needed) {
+            newer.clear();
+        }
         return Err(ChooseError::RolledBack { older, newer });
     }
     if there < needed {

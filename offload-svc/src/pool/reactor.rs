@@ -28,11 +28,12 @@ use super::pace::Foreground;
 use super::rebuild::{Comer, Keeper, Rebuilding};
 use super::rotate;
 use super::scrub::{Scrub, Scrubbing};
+use super::segments::Unfinished;
 use super::shared::{Shared, Volume};
 use super::space::Admission;
 use super::stream::Stream;
 use super::superblock::Superblock;
-use super::superblocks::{SUPERBLOCKS_UNDER_WAY, Superblocks};
+use super::superblocks::{Floor, SUPERBLOCKS_UNDER_WAY, Superblocks};
 use crate::stages::engines;
 use crate::stages::keys::KeyEncryptionKey;
 use crate::stages::rs::CodeError;
@@ -162,7 +163,8 @@ impl PoolReactor {
         if let Some(seed) = coordinator {
             let io = MemberIo::new(Rc::clone(&env), Arc::clone(&shared.set), excluder, SUPERBLOCKS_UNDER_WAY);
             let (floor, mut scrub) = (Arc::clone(&shared), seed.state.scrub);
-            let superblocks = Rc::new(Superblocks::new(io, seed.state, Box::new(move || floor.segments.floor())));
+            let suspect = seed.state.members.iter().any(|member| member.suspect);
+            let superblocks = Rc::new(Superblocks::new(io, seed.state, Box::new(ServingFloor(floor))));
             let coordinator = Rc::new(Coordinator {
                 core: Rc::clone(&core),
                 superblocks: Rc::clone(&superblocks),
@@ -181,7 +183,7 @@ impl PoolReactor {
             env.spawn(Box::pin(clean::run(Rc::clone(&core))));
             env.spawn(Box::pin(backing::run(Rc::clone(&core))));
             rotate::go_on(&core);
-            if !core.shared.report.members_cut.is_empty() {
+            if suspect {
                 // What they have lost counts as damage until it has been found, by a pass from the beginning.
                 scrub.running = false;
                 core.shared.scrub.ask(true);
@@ -196,5 +198,22 @@ impl PoolReactor {
     /// Takes a message that a [`Courier`] of the service has carried here.
     pub fn deliver(&self, message: Message) {
         Core::deliver(&self.core, message);
+    }
+}
+
+/// While a pool is served.
+struct ServingFloor(Arc<Shared>);
+
+impl Floor for ServingFloor {
+    fn now(&self) -> u64 {
+        self.0.segments.floor()
+    }
+
+    fn unfinished(&self) -> Unfinished {
+        self.0.segments.unfinished()
+    }
+
+    fn of(&self, unfinished: &Unfinished) -> u64 {
+        self.0.segments.floor_of(unfinished)
     }
 }

@@ -271,8 +271,8 @@ impl Keeper {
             return Err(Stop::OtherMember);
         }
         let (place, identity) = (comer.place, comer.identity.clone());
-        let own_epoch = own.map(|own| own.epoch);
-        let (incarnation, below) = self.superblocks.welcome(place, identity, comer.replacing, own_epoch).await?;
+        let own = own.as_ref();
+        let (incarnation, below) = self.superblocks.welcome(place, identity, comer.replacing, own).await?;
         // What was on its way before did not go to the candidate; from here on all is there to be found, or goes to it.
         set.writes.passed().await;
         let fill = Fill::new(self, comer, incarnation);
@@ -454,12 +454,10 @@ impl<'a> Fill<'a> {
 
     /// Notes that all uses below `below` are whole; makes it durable now and then.
     async fn save(&self, below: u64) -> Result<(), Stop> {
-        let superblocks = &self.keeper.superblocks;
-        superblocks.progress(self.place, self.incarnation, below).await;
         let now = self.keeper.now();
         if now.saturating_duration_since(self.saved.get()) >= PROGRESS_INTERVAL {
             self.saved.set(now);
-            superblocks.publish(|_| {}).await?;
+            self.keeper.superblocks.progress(self.place, self.incarnation, below).await?;
         }
         Ok(())
     }

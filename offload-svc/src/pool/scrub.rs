@@ -13,7 +13,7 @@ use futures::future::select;
 use tokio::sync::Notify;
 
 use super::core::Core;
-use super::members::TooFewMembers;
+use super::members::{Incarnation, TooFewMembers};
 use super::pace::Pace;
 use super::read::Pins;
 use super::scan::find_stripes;
@@ -71,6 +71,8 @@ pub struct Scrub {
     record: Cell<ScrubRecord>,
     findings: RefCell<BTreeMap<(u8, u32), u64>>,
     saved: Cell<Instant>,
+    /// Members that were suspect when this pass began, from the beginning.
+    suspects: RefCell<Vec<(usize, Incarnation)>>,
 }
 
 /// How a pass ended.
@@ -84,7 +86,8 @@ enum Ended {
 impl Scrub {
     pub fn new(core: Rc<Core>, superblocks: Rc<Superblocks>, record: ScrubRecord) -> Self {
         let (pace, saved) = (Pace::new(core.shared.options.scrub_rate), Cell::new(core.env().now()));
-        let scrub = Self { core, superblocks, pace, record: Cell::new(record), findings: RefCell::default(), saved };
+        let (record, findings, suspects) = (Cell::new(record), RefCell::default(), RefCell::default());
+        let scrub = Self { core, superblocks, pace, record, findings, saved, suspects };
         scrub.show(0);
         scrub
     }
@@ -101,7 +104,7 @@ impl Scrub {
             };
             if let Some(run) = changes {
                 if run {
-                    self.begin()
+                    self.begin().await
                 } else {
                     self.end_record()
                 }
@@ -117,7 +120,7 @@ impl Scrub {
                     Ok(Ended::Whole) => {
                         self.end_record();
                         tracing::info!(record = ?self.record.get(), "scrub: pass ended");
-                        if self.save().await.is_err() {
+                        if self.save_end().await.is_err() {
                             return;
                         }
                     }
@@ -140,8 +143,12 @@ impl Scrub {
         !interval.is_zero() && now >= ended.saturating_add(interval)
     }
 
-    fn begin(&self) {
+    async fn begin(&self) {
         if !self.record.get().running {
+            let set = &self.core.shared.set;
+            let members = self.superblocks.current().await.members;
+            let suspects = members.iter().enumerate().filter(|(_, member)| member.suspect);
+            *self.suspects.borrow_mut() = suspects.map(|(place, _)| (place, set.entry(place).incarnation())).collect();
             self.findings.borrow_mut().clear();
             let (started_s, ended_s) = (self.core.env().unix_seconds(), self.record.get().ended_s);
             self.record.set(ScrubRecord { running: true, started_s, ended_s, ..ScrubRecord::default() });
@@ -191,6 +198,25 @@ impl Scrub {
         self.saved.set(self.core.env().now());
         let record = self.record.get();
         self.superblocks.publish(|block| block.scrub = record).await
+    }
+
+    /// A pass has ended: members that were in the set all along, and of which all that was wrong is right again, are suspect
+    /// no more.
+    async fn save_end(&self) -> Result<(), TooFewMembers> {
+        self.saved.set(self.core.env().now());
+        let (record, set) = (self.record.get(), &self.core.shared.set);
+        let suspects = std::mem::take(&mut *self.suspects.borrow_mut());
+        let seen = |(place, incarnation): &(usize, Incarnation)| {
+            record.bad == record.repaired && set.contains(*place) && set.is(*place, *incarnation)
+        };
+        self.superblocks
+            .publish(|block| {
+                block.scrub = record;
+                for (place, _) in suspects.iter().filter(|suspect| seen(suspect)) {
+                    block.members[*place].suspect = false;
+                }
+            })
+            .await
     }
 
     async fn segment(&self, used: SegmentUse) {

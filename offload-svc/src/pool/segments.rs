@@ -23,6 +23,25 @@ pub struct SegmentUse {
 }
 
 /// What a segment is for at the moment.
+/// Uses of segments that were not written to their end at a moment: (segment, sequence number), and the number that the next
+/// one would have had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unfinished {
+    uses: Vec<(usize, u64)>,
+    next: u64,
+}
+
+impl Unfinished {
+    /// Nothing from `next` on.
+    pub fn from(next: u64) -> Self {
+        Self { uses: Vec::new(), next }
+    }
+
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Holds nothing that is needed.
@@ -425,6 +444,31 @@ impl Segments {
             State::Free | State::Closed(_) => None,
         });
         unfinished.chain(inner.listing).fold(inner.next_sequence, u64::min)
+    }
+
+    /// The uses that have not been written to their end.
+    pub fn unfinished(&self) -> Unfinished {
+        let inner = self.lock();
+        let uses = inner.states.iter().enumerate().filter_map(|(index, state)| match state {
+            State::Listed(sequence) | State::Open(sequence) | State::Checkpoint(sequence) => {
+                Some((index, sequence.number))
+            }
+            State::Free | State::Closed(_) => None,
+        });
+        let next = inner.listing.iter().copied().fold(inner.next_sequence, u64::min);
+        Unfinished { uses: uses.collect(), next }
+    }
+
+    /// Every use with a lower sequence number was written to its end when `unfinished` was, or holds nothing any more.
+    pub fn floor_of(&self, unfinished: &Unfinished) -> u64 {
+        let inner = self.lock();
+        let still = |(index, number): &&(usize, u64)| match inner.states.get(*index) {
+            Some(
+                State::Listed(sequence) | State::Open(sequence) | State::Checkpoint(sequence) | State::Closed(sequence),
+            ) => sequence.number == *number,
+            Some(State::Free) | None => false,
+        };
+        unfinished.uses.iter().filter(still).map(|(_, number)| *number).fold(unfinished.next, u64::min)
     }
 
     /// Whether a use has been written to its end.

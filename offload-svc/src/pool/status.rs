@@ -144,6 +144,8 @@ pub enum Remark {
     },
     /// The file system beneath it is full: writes get Capacity Exceeded.
     FileSystemFull,
+    /// It had missed one publication at the mount: a crash in that moment, or an older copy. A scrub finds what it lacks.
+    OneBehind,
     /// Reads have met the end of its file since the mount: it was cut while in use.
     CutInUse,
 }
@@ -152,13 +154,16 @@ impl fmt::Display for Remark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::RolledBack { publications } => {
-                write!(f, "rolled back: superblock {publications} publications behind when the pool was mounted")
+                write!(f, "rolled back: superblock {publications} publications behind when it was found")
             }
             Self::Cut { from_bytes, to_bytes } => {
                 write!(f, "its file was cut from {from_bytes} to {to_bytes} bytes before the pool was mounted")
             }
             Self::FileSystemFull => f.write_str(
                 "the file system beneath it is full: new writes get Capacity Exceeded; make room there, or deallocate",
+            ),
+            Self::OneBehind => f.write_str(
+                "its superblock was one publication behind when the pool was mounted: a crash in that moment, or an older copy",
             ),
             Self::CutInUse => {
                 f.write_str("its file has been cut while in use: what is lost is repaired as it is found")

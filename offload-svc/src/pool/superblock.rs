@@ -25,6 +25,11 @@ const TABLE_AT: usize = 192;
 const REPLACEMENTS_AT: usize = TABLE_AT + 40 * MEMBERS_MAX;
 const SCRUB_AT: usize = REPLACEMENTS_AT + 32 * MEMBERS_MAX;
 const GIVEN_UP_AT: usize = SCRUB_AT + 64;
+const KNOWN_AT: usize = GIVEN_UP_AT + 32;
+
+/// Bits of a member's `active` byte.
+const MEMBER_ACTIVE: u8 = 1;
+const MEMBER_SUSPECT: u8 = 2;
 
 /// The pool was closed properly: nothing after the checkpoint.
 const FLAG_CLEAN: u32 = 1;
@@ -43,6 +48,12 @@ pub struct MemberEntry {
     /// Of a member that is not in the set: uses of segments with a lower sequence number are whole on it. 0: nothing is
     /// known. Of one in the set: 0.
     pub whole_below: u64,
+    /// Part of the set, and its file was cut: until a scrub has been through, some of it may be gone, and none of it is
+    /// relied on should it leave.
+    pub suspect: bool,
+    /// Of a member that is not in the set: the generation of the last superblock that it is known to have. One that shows
+    /// an older one is an older copy. 0: nothing is known, and of one in the set.
+    pub known: u64,
 }
 
 /// A member that is being filled to take a place.
@@ -53,6 +64,8 @@ pub struct Replacement {
     pub epoch: u64,
     /// As [`MemberEntry::whole_below`].
     pub whole_below: u64,
+    /// As [`MemberEntry::known`].
+    pub known: u64,
 }
 
 /// Where the checkpoint's root is, and the checksum of its payload.
@@ -85,11 +98,12 @@ pub struct CheckpointPointer {
 /// | 104..120 | id of the mount that wrote it | tells two histories of one generation apart |
 /// | 120..160 | checkpoint root: location (16), sequence number and nonce of its segment, payload length, payload CRC32C | length 0: none yet |
 /// | 160..192 | 0 | |
-/// | 192..1472 | member table, 32 x (UUID 16, active 1, 0 x 7, epoch 8, whole below 8) | `whole below` makes a return cost what changed |
+/// | 192..1472 | member table, 32 x (UUID 16, flags 1 (1 active, 2 suspect), 0 x 7, epoch 8, whole below 8) | `whole below` makes a return cost what changed |
 /// | 1472..2496 | replacements, 32 x (UUID 16, epoch 8, whole below 8), UUID 0: none | the member at that place goes when its replacement is full |
 /// | 2496..2560 | scrub: running 1, 0 x 7, next sequence number 8, stripes read 8, bad shards 8, repaired 8, stripes lost 8, began 8, ended 8 (Unix seconds) | it goes on after a restart |
 /// | 2560..2592 | given up by force: times 8, the last one 8 (Unix seconds), stripes of answered writes 8, segments that too few members answered for 8 | so that nobody takes the pool for whole |
-/// | 2592..4092 | 0 | |
+/// | 2592..3104 | 32 x (generation last known on the member 8, on the replacement 8) | an older copy of a member that was away is told by it |
+/// | 3104..4092 | 0 | |
 /// | 4092..4096 | CRC32C of all before | |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
@@ -238,7 +252,7 @@ impl Superblock {
     /// Puts a member out of the set of which nothing can be relied on.
     pub fn distrust(&mut self, place: usize) {
         if let Some(member) = self.members.get_mut(place) {
-            (member.active, member.whole_below) = (false, 0);
+            (member.active, member.suspect, member.whole_below) = (false, false, 0);
         }
     }
 
@@ -263,12 +277,13 @@ impl Superblock {
         }
         out.pad_to(TABLE_AT);
         for member in &self.members {
-            out.bytes(member.uuid.as_bytes()).u8(member.active.into()).bytes(&[0; 7]).u64(member.epoch);
+            let flags = if member.active { MEMBER_ACTIVE } else { 0 } | if member.suspect { MEMBER_SUSPECT } else { 0 };
+            out.bytes(member.uuid.as_bytes()).u8(flags).bytes(&[0; 7]).u64(member.epoch);
             out.u64(member.whole_below);
         }
         out.pad_to(REPLACEMENTS_AT);
         for replacement in &self.replacements {
-            let none = Replacement { uuid: Uuid::nil(), epoch: 0, whole_below: 0 };
+            let none = Replacement { uuid: Uuid::nil(), epoch: 0, whole_below: 0, known: 0 };
             let replacement = replacement.as_ref().unwrap_or(&none);
             out.bytes(replacement.uuid.as_bytes()).u64(replacement.epoch).u64(replacement.whole_below);
         }
@@ -280,6 +295,10 @@ impl Superblock {
         out.pad_to(GIVEN_UP_AT);
         let given_up = &self.given_up;
         out.u64(given_up.times).u64(given_up.last_s).u64(given_up.stripes).u64(given_up.segments);
+        out.pad_to(KNOWN_AT);
+        for (member, replacement) in self.members.iter().zip(&self.replacements) {
+            out.u64(member.known).u64(replacement.as_ref().map_or(0, |replacement| replacement.known));
+        }
         out.pad_to(CRC_AT);
         let crc = crc32c(&out.0);
         out.u32(crc);
@@ -327,9 +346,16 @@ impl Superblock {
         }
         let layout = Layout { data_shards, parity_shards, segment_bytes, shard_bytes_max };
         layout.check()?;
-        let (members, replacements) = (read_members(input, &layout)?, read_replacements(input, &layout)?);
+        let (mut members, mut replacements) = (read_members(input, &layout)?, read_replacements(input, &layout)?);
         let scrub = read_scrub(input)?;
         let given_up = read_given_up(input)?;
+        for (member, replacement) in members.iter_mut().zip(&mut replacements) {
+            member.known = input.u64()?;
+            let known = input.u64()?;
+            if let Some(replacement) = replacement {
+                replacement.known = known;
+            }
+        }
         let (clean, formatting) = (flags & FLAG_CLEAN != 0, flags & FLAG_FORMATTING != 0);
         Ok(Self {
             clean,
@@ -413,10 +439,11 @@ impl Superblock {
 fn read_members(input: &mut Reader<'_>, layout: &Layout) -> Result<Vec<MemberEntry>, SuperblockError> {
     let mut members = Vec::with_capacity(MEMBERS_MAX);
     for _ in 0..layout.members() {
-        let (uuid, active) = (Uuid::from_bytes(input.array()?), input.u8()?);
+        let (uuid, flags) = (Uuid::from_bytes(input.array()?), input.u8()?);
         input.bytes(7)?;
         let (epoch, whole_below) = (input.u64()?, input.u64()?);
-        members.push(MemberEntry { uuid, active: active != 0, epoch, whole_below });
+        let (active, suspect) = (flags & MEMBER_ACTIVE != 0, flags & MEMBER_SUSPECT != 0);
+        members.push(MemberEntry { uuid, active, epoch, whole_below, suspect, known: 0 });
     }
     // What is left of the table.
     input.bytes(40 * (MEMBERS_MAX - layout.members()))?;
@@ -427,7 +454,7 @@ fn read_replacements(input: &mut Reader<'_>, layout: &Layout) -> Result<Vec<Opti
     let mut replacements = Vec::with_capacity(MEMBERS_MAX);
     for _ in 0..layout.members() {
         let (uuid, epoch, whole_below) = (Uuid::from_bytes(input.array()?), input.u64()?, input.u64()?);
-        replacements.push((!uuid.is_nil()).then_some(Replacement { uuid, epoch, whole_below }));
+        replacements.push((!uuid.is_nil()).then_some(Replacement { uuid, epoch, whole_below, known: 0 }));
     }
     // What is left of the table.
     input.bytes(32 * (MEMBERS_MAX - layout.members()))?;

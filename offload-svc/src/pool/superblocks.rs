@@ -4,6 +4,8 @@
 //! Invariants: the set in memory changes only after every member that stays has the superblock that says so; a member
 //! that comes gets a superblock after all others have it, so that it never alone knows of a newer state.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures::future::join_all;
@@ -11,6 +13,8 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::members::{Failure, Identity, Incarnation, MemberIo, MemberSet, TooFewMembers};
+use super::segments::Unfinished;
+use super::status::Remark;
 use super::superblock::{MemberEntry, Replacement, SLOT_BYTES, Superblock};
 
 /// One is written at a time; one that hangs doesn't hold up the next at once.
@@ -20,11 +24,22 @@ pub const SUPERBLOCKS_UNDER_WAY: usize = 4;
 pub struct Superblocks {
     io: MemberIo,
     current: Mutex<Superblock>,
-    floor: Floor,
+    floor: Box<dyn Floor>,
+    /// What was unfinished when the last publication began.
+    published: RefCell<Option<Unfinished>>,
+    /// Of each candidate: the generation of its own superblock, and what was whole on it then.
+    owned: RefCell<HashMap<usize, (u64, u64)>>,
 }
 
-/// The sequence number from which on uses of segments may lack something on a member that leaves at this moment.
-pub type Floor = Box<dyn Fn() -> u64>;
+/// From which sequence number on uses of segments may lack something on a member.
+pub trait Floor {
+    /// On one that leaves at this moment.
+    fn now(&self) -> u64;
+    /// What is not written to its end at this moment.
+    fn unfinished(&self) -> Unfinished;
+    /// On one that is as it was when these were unfinished.
+    fn of(&self, unfinished: &Unfinished) -> u64;
+}
 
 /// Why a member did not begin to come back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -48,8 +63,8 @@ struct Before {
 }
 
 impl Superblocks {
-    pub fn new(io: MemberIo, current: Superblock, floor: Floor) -> Self {
-        Self { io, current: Mutex::new(current), floor }
+    pub fn new(io: MemberIo, current: Superblock, floor: Box<dyn Floor>) -> Self {
+        Self { io, current: Mutex::new(current), floor, published: RefCell::default(), owned: RefCell::default() }
     }
 
     /// The superblock as it was last written.
@@ -102,7 +117,7 @@ impl Superblocks {
             return Ok(());
         }
         let mut next = current.clone();
-        let floor = (self.floor)();
+        let floor = self.floor.now();
         for &place in &dropped {
             let below = whole_below(&mut next, place, self.candidate_uuid(place));
             *below = (*below).min(floor);
@@ -114,14 +129,14 @@ impl Superblocks {
     }
 
     /// Begins to bring `identity` into a place: as the member that belongs there, or (`replacing`) as another that takes
-    /// over. Gives its incarnation, and from which sequence number on it lacks something. `own_epoch` is that of its own
-    /// superblock, if it has one.
+    /// over. Gives its incarnation, and from which sequence number on it lacks something. `own` is its own superblock, if it
+    /// has one.
     pub async fn welcome(
         &self,
         place: usize,
         identity: Identity,
         replacing: bool,
-        own_epoch: Option<u64>,
+        own: Option<&Superblock>,
     ) -> Result<(Incarnation, u64), WelcomeError> {
         let mut current = self.current.lock().await;
         let set = self.set();
@@ -132,28 +147,46 @@ impl Superblocks {
         if current.members.iter().enumerate().any(|(other, member)| elsewhere(other, member.uuid)) {
             return Err(WelcomeError::Taken);
         }
-        if own_epoch.is_some_and(|epoch| epoch > current.epoch) {
+        if own.is_some_and(|own| own.epoch > current.epoch) {
             return Err(WelcomeError::Newer);
         }
         let mut next = current.clone();
         let known = if replacing {
             let known = next.replacements[place].filter(|there| there.uuid == identity.uuid);
-            known.map(|there| (there.epoch, there.whole_below))
+            known.map(|there| (there.epoch, there.whole_below, there.known))
         } else {
-            Some((next.members[place].epoch, next.members[place].whole_below))
+            let there = &next.members[place];
+            Some((there.epoch, there.whole_below, there.known))
         };
-        // One that knows of a later epoch than we know of it has been in use elsewhere: nothing on it can be relied on.
-        let below = known.filter(|(epoch, _)| own_epoch.is_some_and(|own| own <= *epoch)).map_or(0, |(_, below)| below);
+        // One that knows of a later epoch than we know of it has been in use elsewhere, and one that has an older superblock
+        // than it is known to have is an older copy: nothing on either can be relied on.
+        let is_known = |(epoch, _, known): &(u64, u64, u64)| {
+            own.is_some_and(|own| own.epoch <= *epoch && own.generation >= *known)
+        };
+        let below = known.filter(is_known).map_or(0, |(_, below, _)| below);
+        let missed = known.zip(own).map_or(0, |((_, _, known), own)| known.saturating_sub(own.generation));
+        // It gets that superblock, or a later one, before anything is written to it.
+        let known = current.generation + 1;
         if replacing {
-            next.replacements[place] = Some(Replacement { uuid: identity.uuid, epoch: next.epoch, whole_below: below });
+            next.replacements[place] =
+                Some(Replacement { uuid: identity.uuid, epoch: next.epoch, whole_below: below, known });
         } else {
-            (next.members[place].epoch, next.members[place].whole_below) = (next.epoch, below);
+            let epoch = next.epoch;
+            let there = &mut next.members[place];
+            (there.epoch, there.whole_below, there.known) = (epoch, below, known);
         }
         self.write_out(&mut current, next, set.mask(), None).await?;
         let incarnation = set.begin_join(place, identity);
         if self.claim(&current, place).await.is_err() {
             set.end_join(place);
             return Err(WelcomeError::Write);
+        }
+        self.owned.borrow_mut().insert(place, (current.generation, below));
+        if missed > 0 {
+            let remark = Remark::RolledBack { publications: missed };
+            let entry = if replacing { set.candidate(place) } else { place };
+            tracing::error!(place, "{remark}; it is filled anew");
+            set.entry(entry).remark(remark);
         }
         Ok((incarnation, below))
     }
@@ -167,12 +200,27 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Uses of segments below `below` are whole on a candidate. Durable with the next superblock.
-    pub async fn progress(&self, place: usize, incarnation: Incarnation, below: u64) {
+    /// Uses of segments below `below` are whole on a candidate: makes it durable, as far as an older copy of the candidate could
+    /// be told from it. So what was whole when its own superblock was last written is noted with that one's generation; then
+    /// its own is written anew, for the next time.
+    pub async fn progress(&self, place: usize, incarnation: Incarnation, below: u64) -> Result<(), TooFewMembers> {
         let mut current = self.current.lock().await;
-        if self.is_joining(place, incarnation) {
-            *whole_below(&mut current, place, self.candidate_uuid(place)) = below;
+        if !self.is_joining(place, incarnation) {
+            return Ok(());
         }
+        let mut next = current.clone();
+        let owned = self.owned.borrow().get(&place).copied();
+        if let Some((generation, sure)) = owned {
+            let (whole_below, known) = known_of(&mut next, place, self.candidate_uuid(place));
+            (*whole_below, *known) = (sure, generation);
+        }
+        self.write_out(&mut current, next, self.set().mask(), None).await?;
+        let offset = Superblock::slot_offset(current.generation);
+        // If that fails, its writes will, too.
+        if self.write_one(&current, self.set().candidate(place), offset).await.is_ok() {
+            self.owned.borrow_mut().insert(place, (current.generation, below));
+        }
+        Ok(())
     }
 
     fn candidate_uuid(&self, place: usize) -> Uuid {
@@ -194,6 +242,9 @@ impl Superblocks {
         // If this is cut short before its own superblock is written, it is one publication behind, as a crash explains.
         let offset = Superblock::slot_offset(current.generation);
         if self.write_one(&current, set.candidate(place), offset).await.is_err() {
+            let below = whole_below(&mut current, place, self.candidate_uuid(place));
+            *below = (*below).min(self.floor.now());
+            set.end_join(place);
             return Ok(false);
         }
         let before = Before {
@@ -225,32 +276,39 @@ impl Superblocks {
         mut newcomer: Option<Before>,
     ) -> Result<(), TooFewMembers> {
         let set = self.set();
+        let unfinished = self.floor.unfinished();
+        // What a member that leaves now has for sure it had when it got its last superblock: a copy of it that shows that one
+        // may be as old.
+        let published = self.published.borrow().as_ref().map_or(u64::MAX, |unfinished| self.floor.of(unfinished));
+        let floor = self.floor.now().min(published);
         loop {
             if set.is_failed() || mask.count_ones() < u32::from(next.layout.data_shards) {
                 set.fail();
                 return Err(TooFewMembers);
             }
             next.generation += 1;
-            admit(&mut next, mask, (self.floor)());
+            admit(&mut next, mask, floor, set.publication().generation);
             let others = newcomer.as_ref().map_or(mask, |before| mask & !(1 << before.place));
             let failed = self.write_all(&next, others).await;
             // A slot that has been written may be found again: the generation is spent.
             current.generation = next.generation;
             mask &= !failed;
+            // After the others, and before the next try: it must never be behind by more than a crash explains.
+            if let Some(before) = newcomer.take() {
+                let offset = Superblock::slot_offset(next.generation);
+                if self.write_one(&next, set.candidate(before.place), offset).await.is_err() {
+                    mask = self.take_back(&mut next, &before, mask);
+                    continue;
+                }
+                newcomer = Some(before);
+            }
             if failed != 0 {
                 continue;
             }
             if let Some(before) = newcomer.take() {
-                if self
-                    .write_one(&next, set.candidate(before.place), Superblock::slot_offset(next.generation))
-                    .await
-                    .is_err()
-                {
-                    mask = self.take_back(&mut next, &before, mask);
-                    continue;
-                }
                 set.promote(before.place);
             }
+            *self.published.borrow_mut() = Some(unfinished);
             set.set(mask, next.epoch);
             set.note_publication(next.publication());
             *current = next;
@@ -264,7 +322,7 @@ impl Superblocks {
         next.epoch += 1;
         (next.members[place], next.replacements[place]) = (before.member, before.replacement);
         let below = whole_below(next, place, self.candidate_uuid(place));
-        *below = (*below).min((self.floor)());
+        *below = (*below).min(self.floor.now());
         self.set().end_join(place);
         if before.in_set { mask } else { mask & !(1 << place) }
     }
@@ -294,14 +352,25 @@ impl Superblocks {
 
 /// What is known of a member that is the replacement for a place, or else belongs there.
 fn whole_below(block: &mut Superblock, place: usize, uuid: Uuid) -> &mut u64 {
+    known_of(block, place, uuid).0
+}
+
+/// Below what it is whole, and the generation of the last superblock that it has.
+fn known_of(block: &mut Superblock, place: usize, uuid: Uuid) -> (&mut u64, &mut u64) {
     match &mut block.replacements[place] {
-        Some(replacement) if replacement.uuid == uuid => &mut replacement.whole_below,
-        _ => &mut block.members[place].whole_below,
+        Some(replacement) if replacement.uuid == uuid => (&mut replacement.whole_below, &mut replacement.known),
+        _ => {
+            let member = &mut block.members[place];
+            (&mut member.whole_below, &mut member.known)
+        }
     }
 }
 
 /// Brings the member table in line with a set; a change starts a new epoch.
-fn admit(block: &mut Superblock, mask: u32, floor: u64) {
+///
+/// `floor` and `durable` are what is known of a member that leaves: below which sequence number it is whole, and the
+/// generation of the last superblock that it has.
+fn admit(block: &mut Superblock, mask: u32, floor: u64, durable: u64) {
     let wanted = |index: usize| mask & (1 << index) != 0;
     if block.members.iter().enumerate().any(|(index, member)| member.active != wanted(index)) {
         block.epoch += 1;
@@ -309,11 +378,13 @@ fn admit(block: &mut Superblock, mask: u32, floor: u64) {
     let epoch = block.epoch;
     for (index, member) in block.members.iter_mut().enumerate() {
         if member.active && !wanted(index) {
-            member.whole_below = floor;
+            member.whole_below = if member.suspect { 0 } else { floor };
+            (member.suspect, member.known) = (false, durable);
         }
+        member.suspect &= member.active && wanted(index);
         member.active = wanted(index);
         if member.active {
-            (member.epoch, member.whole_below) = (epoch, 0);
+            (member.epoch, member.whole_below, member.known) = (epoch, 0, 0);
         }
     }
 }

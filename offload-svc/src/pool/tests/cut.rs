@@ -1,5 +1,6 @@
 //! Members whose files were cut: damaged where they are cut, not gone.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvmf_target::backend::Outcome;
@@ -7,6 +8,8 @@ use nvmf_target::backend::Outcome;
 use super::super::{Health, MountError, Remark, mount};
 use super::harness::{LAYOUT, Live, Rig, Vol, kek};
 use super::sim::{Mode, World};
+use crate::stages::keys::KeyEncryptionKey;
+use zeroize::Zeroizing;
 
 const MIB: u64 = 1 << 20;
 const BLOCKS: u64 = 1600;
@@ -106,6 +109,58 @@ fn mount_error(rig: &Rig) -> Option<MountError> {
     let result = world.run(async move { mount(env, &rig.inputs, rig.options.clone(), kek()).await.err() });
     world.end(9);
     result.expect("no crash")
+}
+
+/// A start that makes a cut member long again and then fails hides nothing: the next one still knows, and what was lost is
+/// found and repaired. The same for a member that was away when it was cut.
+#[test]
+fn a_start_that_fails_does_not_hide_that_members_were_cut() {
+    for away in [false, true] {
+        let rig = written();
+        if away {
+            rig.live(5, |live| async move {
+                live.world.disks.set_mode(1, Mode::Broken);
+                for lba in (0..BLOCKS).step_by(16).take(4) {
+                    assert_eq!(live.volume("v").write_stamp(lba, 16, 2 * lba + 1).await, Outcome::Success);
+                }
+                assert_eq!(live.pool.status().health, Health::Degraded);
+                live.pool.shutdown().await.expect("five are good");
+            });
+            rig.disks.set_mode(1, Mode::Good);
+        }
+        let whole = sizes(&rig).1;
+        let mut rig = cut(&rig, if away { &[1] } else { &[1, 4] }, sizes(&rig).0 / 8192 * 4096);
+        let world = World::new(&rig.disks, 9);
+        let (failing, env) = (rig.clone(), world.env());
+        let other = Arc::new(KeyEncryptionKey::from_secret(Zeroizing::new([8; 32])));
+        let result = world.run(async move { mount(env, &failing.inputs, failing.options.clone(), other).await.err() });
+        assert!(matches!(result.expect("no crash"), Some(MountError::Key { .. })), "another key");
+        world.end(9);
+        for member in [1, 4] {
+            rig.inputs[member].size_bytes = Some(whole);
+        }
+        rig.live(6, move |live| async move {
+            if !away {
+                scrubbed(&live).await;
+                let bad: u64 = live.pool.status().members.iter().map(|member| member.bad_shards).sum();
+                assert!(bad > 0, "the case that this is about");
+            }
+            while live.pool.status().health != Health::Healthy {
+                live.sleep(Duration::from_secs(1)).await;
+            }
+            live.pool.shutdown().await.expect("members are good");
+        });
+        for lost in [[0, 2], [3, 5]] {
+            let rig = Rig { disks: rig.disks.copy(), ..rig.clone() };
+            rig.live(7, move |live| async move {
+                lost.iter().for_each(|member| live.world.disks.set_mode(*member, Mode::Broken));
+                holds(&live.volume("v"), &format!("away {away}, without {lost:?}")).await;
+                let members = live.pool.status().members;
+                let bad = members.iter().filter(|m| !lost.contains(&m.index.into())).map(|member| member.bad_shards);
+                assert_eq!(bad.sum::<u64>(), 0, "away {away}, without {lost:?}");
+            });
+        }
+    }
 }
 
 /// Three cut in the middle: what they held in common is lost, and says so; nothing else is served in its place.

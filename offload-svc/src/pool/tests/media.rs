@@ -299,8 +299,11 @@ fn golden_superblock() {
         active: i != 3,
         epoch: if i == 3 { 4 } else { 5 },
         whole_below: if i == 3 { 0x1234 } else { 0 },
+        suspect: i == 4,
+        known: if i == 3 { 0x35 } else { 0 },
     });
-    let replacement = super::super::superblock::Replacement { uuid: Uuid::from_u128(0x2003), epoch: 5, whole_below: 7 };
+    let replacement =
+        super::super::superblock::Replacement { uuid: Uuid::from_u128(0x2003), epoch: 5, whole_below: 7, known: 0x36 };
     let block = Superblock {
         clean: true,
         formatting: false,
@@ -351,7 +354,7 @@ fn a_superblock_of_an_older_minor_version_is_read() {
     assert_intact(&rig, "format 1.0");
 }
 
-const GOLDEN_SUPERBLOCK: &str = "59fad0f3";
+const GOLDEN_SUPERBLOCK: &str = "262999f5";
 
 /// DESIGN 3.7: the format of a shard's header and of a checkpoint's sections, pinned.
 #[test]
