@@ -36,6 +36,7 @@ const CHECKS: &[(&str, u64, &str)] = &[
     ("h108_odd_members_carry_a_file_system", 300, "odd_members_carry_a_file_system"),
     ("killed_again_and_again", 600, "killed_again_and_again"),
     ("stopped_and_started", 240, "stopped_and_started"),
+    ("in_hugepages", 240, "in_hugepages"),
     ("two_devices_err", 300, "two_devices_err"),
 ];
 

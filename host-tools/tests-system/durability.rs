@@ -20,6 +20,7 @@ pub fn run(report: &mut Report, folder: &Path) -> Result<()> {
     report.check("sigterm_keeps_everything", || restart(&folder.join("restart"), &network));
     report.check("kill_9_loop", || kill_9_loop(&folder.join("kill"), &network));
     report.check("without_io_uring", || without_io_uring(&folder.join("threads"), &network));
+    report.check("as_an_ordinary_user", || as_an_ordinary_user(&folder.join("user"), &network));
     report.check("h128_full_pool", || full_pool(&folder.join("full"), &network));
     report.check("overwritten_many_times", || overwritten(&folder.join("overwritten"), &network));
     Ok(())
@@ -148,6 +149,20 @@ fn without_io_uring(folder: &Path, network: &Network) -> Result<()> {
     host.wait(Duration::from_secs(60)).context("a host whose target died")?;
     service.launch()?;
     service.nvmf_ok("verify", &["-z", "64MiB", "-b", "16KiB", "--check-journal", &journal], 120)?;
+    ensure!(service.stop()?.success(), "exit status");
+    Ok(())
+}
+
+/// Without root's rights: served, killed, recovered, and stopped in order.
+fn as_an_ordinary_user(folder: &Path, network: &Network) -> Result<()> {
+    let mut service = Service::start(folder, network, &Setup { ordinary_user: true, ..Setup::default() })?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", service.id()?))?;
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).map(str::trim);
+    ensure!(capabilities.is_some_and(|set| set.bytes().all(|digit| digit == b'0')), "capabilities: {capabilities:?}");
+    service.nvmf_ok("verify", &["-z", "32MiB", "--seed", "3"], 60)?;
+    service.kill_9()?;
+    service.launch()?;
+    service.nvmf_ok("verify", &["-z", "32MiB", "--seed", "3", "--check-only"], 60)?;
     ensure!(service.stop()?.success(), "exit status");
     Ok(())
 }

@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -31,6 +32,8 @@ pub struct Setup {
     pub limits: &'static str,
     /// Whether the kernel has io_uring for it.
     pub io_uring: bool,
+    /// Whether it runs without root's rights, whoever runs the test.
+    pub ordinary_user: bool,
     /// Further lines for `[pool]`.
     pub pool: String,
 }
@@ -76,6 +79,7 @@ impl Default for Setup {
             }],
             limits: "",
             io_uring: true,
+            ordinary_user: false,
             pool: String::new(),
         }
     }
@@ -87,9 +91,12 @@ pub struct Service<'a> {
     port: u16,
     process: Option<Owned>,
     io_uring: bool,
+    ordinary_user: bool,
     pub members: Vec<PathBuf>,
 }
 
+/// A user without any rights.
+const NOBODY: u32 = 65534;
 /// How long a start may take, a mount after a crash included.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
@@ -105,8 +112,9 @@ impl<'a> Service<'a> {
         let members =
             specs.iter().map(|spec| PathBuf::from(spec.split_once(':').map_or("", |(_, path)| path))).collect();
         std::fs::write(folder.join("config.toml"), configuration(folder, network, port, &specs, setup)?)?;
-        let io_uring = setup.io_uring;
-        let mut service = Service { folder: folder.to_owned(), network, port, process: None, io_uring, members };
+        let (io_uring, ordinary_user) = (setup.io_uring, setup.ordinary_user);
+        let mut service =
+            Service { folder: folder.to_owned(), network, port, process: None, io_uring, ordinary_user, members };
         service.launch()?;
         Ok(service)
     }
@@ -114,7 +122,10 @@ impl<'a> Service<'a> {
     /// Starts the process again, with the same configuration; returns how long it took until it served.
     pub fn launch(&mut self) -> Result<Duration> {
         let start = Instant::now();
-        let program = binary("offload-svc")?;
+        let mut program = binary("offload-svc")?;
+        if self.ordinary_user {
+            program = self.for_everyone(&program)?;
+        }
         let mut command = if self.io_uring {
             self.network.command(program)
         } else {
@@ -124,6 +135,9 @@ impl<'a> Service<'a> {
         };
         command.arg("--config").arg(self.folder.join("config.toml"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(append_to(&self.log_path())?);
+        if self.ordinary_user && nix::unistd::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
         let mut process = Owned::spawn(&mut command)?;
         let stdout = process.child().stdout.take().context("stdout")?;
         let (send, attach_line) = mpsc::channel();
@@ -149,6 +163,18 @@ impl<'a> Service<'a> {
         }
         self.process = Some(process);
         Ok(start.elapsed())
+    }
+
+    /// The program where any user can run it, in a folder that is that user's.
+    fn for_everyone(&self, program: &Path) -> Result<PathBuf> {
+        let copy = self.folder.join("offload-svc");
+        std::fs::copy(program, &copy)?;
+        if nix::unistd::geteuid().is_root() {
+            let above = self.folder.parent().context("a folder around the service's")?;
+            std::fs::set_permissions(above, std::fs::Permissions::from_mode(0o755))?;
+            std::os::unix::fs::chown(&self.folder, Some(NOBODY), Some(NOBODY))?;
+        }
+        Ok(copy)
     }
 
     /// Changes the configuration of the next start.

@@ -153,6 +153,21 @@ stopped_and_started() {
   unharmed
 }
 
+# DPDK's memory in hugepages, by demand; too few of them stop the start with the command that helps.
+in_hugepages() {
+  service_stop
+  sed -i 's/hugepages = "off"/hugepages = "on"/' $SERVICE/config.toml
+  ! /tmp/programs/offload-svc --config $SERVICE/config.toml > $SERVICE/out 2> $SERVICE/refused || fail "it starts without hugepages"
+  grep -q 'run `sysctl -w vm.nr_hugepages=' $SERVICE/refused || { tail -3 $SERVICE/refused; fail "no advice"; }
+  echo "$(grep -oE 'nr_hugepages=[0-9]+' $SERVICE/refused | grep -oE '[0-9]+')" > /proc/sys/vm/nr_hugepages
+  service_up
+  grep -q 'platform="DPDK .*, hugepages"' $SERVICE/log || fail "not in hugepages"
+  [ "$(sed -n 's/^HugePages_Free: *//p' /proc/meminfo)" -lt "$(sed -n 's/^HugePages_Total: *//p' /proc/meminfo)" ] || fail "none is used"
+  host verify --nsid "$NS4K" -z 16MiB --seed 5 --check-only
+  host verify --nsid "$NS4K" -z 16MiB --seed 5
+  unharmed
+}
+
 # Two devices answer with errors from now on: reads and writes go on.
 two_devices_err() {
   local name
