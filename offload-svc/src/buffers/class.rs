@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use nvmf_target::buffer::{BufferHome, IoBuf};
 
-use super::share::{ACCOUNTS, AccountId};
+use super::share::{ACCOUNTS, AccountId, Distrusted};
 use super::store::Store;
 use super::wait::{Need, Waiters};
 use super::{ClassSnapshot, Grant, SizeClass};
@@ -28,18 +28,19 @@ pub(super) struct Class {
     /// How many are out under each account.
     held: Box<[AtomicUsize]>,
     used: AtomicUsize,
+    distrusted: Distrusted,
     pub(super) waiters: Waiters,
 }
 
 impl Class {
-    pub(super) fn new(class: &SizeClass, store: Box<dyn Store>) -> Arc<Self> {
+    pub(super) fn new(class: &SizeClass, store: Box<dyn Store>, distrusted: &Distrusted) -> Arc<Self> {
         let SizeClass { bytes, count, reserved } = *class;
         let out = (0..count).map(|_| AtomicU32::new(0)).collect();
         let held = (0..ACCOUNTS).map(|_| AtomicUsize::new(0)).collect();
         Arc::new_cyclic(|this| {
             let this = this.clone();
-            let (used, waiters) = (AtomicUsize::new(0), Waiters::default());
-            Self { this, bytes, reserved, store, out, held, used, waiters }
+            let (used, waiters, distrusted) = (AtomicUsize::new(0), Waiters::default(), distrusted.clone());
+            Self { this, bytes, reserved, store, out, held, used, distrusted, waiters }
         })
     }
 
@@ -70,7 +71,8 @@ impl Class {
     /// taken at once: asked again for the second of two, a pair could be refused for ever what one could have.
     pub(super) fn allows(&self, account: AccountId) -> bool {
         let unbounded = account == AccountId::SERVICE || self.out.len() < SHARED_FROM;
-        unbounded || self.held[account.index()].load(Ordering::Relaxed) < self.free()
+        let (free, held) = (self.free(), self.held[account.index()].load(Ordering::Relaxed));
+        unbounded || held < free && (!self.distrusted.has(account) || free * 2 > self.out.len())
     }
 
     pub(super) fn free(&self) -> usize {

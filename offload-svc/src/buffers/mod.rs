@@ -100,14 +100,14 @@ impl Buffers {
         plan: &Plan,
         store: impl Fn(&SizeClass) -> Result<Box<dyn store::Store>, BuffersError>,
     ) -> Result<Self, BuffersError> {
-        let mut classes = Vec::new();
+        let (mut classes, ledger) = (Vec::new(), Ledger::default());
         for class in plan.classes() {
             if class.bytes == 0 || !class.bytes.is_multiple_of(BUFFER_ALIGN_BYTES) {
                 return Err(BuffersError::Size { bytes: class.bytes });
             }
-            classes.push(Class::new(class, store(class)?));
+            classes.push(Class::new(class, store(class)?, ledger.distrusted()));
         }
-        Ok(Self { classes: classes.into(), ledger: Arc::default() })
+        Ok(Self { classes: classes.into(), ledger: Arc::new(ledger) })
     }
 
     /// The sizes that `len_bytes` fits into, from small to large.

@@ -2,10 +2,13 @@
 //!
 //! Owns the accounts. Must not know what buffers are for. Invariant: a host takes one more buffer of a size only while it
 //! holds fewer of it than are free (the dynamic threshold of shared-memory switches: Choudhury and Hahne, IEEE/ACM
-//! Transactions on Networking 6(2), 1998, with alpha = 1): n hosts that hold all they can leave 1/(n+1) of them free.
+//! Transactions on Networking 6(2), 1998, with alpha = 1): n hosts that hold all they can leave 1/(n+1) of them free. One that
+//! was cut since others waited for what it did nothing with takes none of the last half for a minute.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nvmf_target::buffer::{BufferPool, IoBuf};
 use nvmf_target::proto::io_queue::Wanted;
@@ -15,6 +18,29 @@ use super::wait::{Need, WaitAll};
 
 /// Accounts of one pool; with more hosts than that, some share one.
 pub(super) const ACCOUNTS: usize = 4097;
+
+/// How long a host that did nothing with its buffers while others waited may use only what is left over.
+const DISTRUST: Duration = Duration::from_secs(60);
+
+/// Which accounts may use only what is left over.
+#[derive(Debug, Clone)]
+pub(super) struct Distrusted(Arc<[AtomicBool]>);
+
+impl Default for Distrusted {
+    fn default() -> Self {
+        Self((0..ACCOUNTS).map(|_| AtomicBool::new(false)).collect())
+    }
+}
+
+impl Distrusted {
+    pub(super) fn has(&self, account: AccountId) -> bool {
+        self.0[account.index()].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, account: AccountId, distrusted: bool) {
+        self.0[account.index()].store(distrusted, Ordering::Relaxed);
+    }
+}
 
 /// Names an account. That of the service itself has no bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +61,10 @@ impl AccountId {
 
 /// Which host has which account.
 #[derive(Default)]
-pub(super) struct Ledger(Mutex<Accounts>);
+pub(super) struct Ledger {
+    accounts: Mutex<Accounts>,
+    distrusted: Distrusted,
+}
 
 #[derive(Default)]
 struct Accounts {
@@ -45,12 +74,27 @@ struct Accounts {
     closed: Vec<AccountId>,
     /// Accounts that have been used.
     used: usize,
+    /// Hosts that are distrusted, and until when.
+    distrust: HashMap<Arc<str>, Instant>,
 }
 
 impl Ledger {
     fn lock(&self) -> MutexGuard<'_, Accounts> {
         // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn distrusted(&self) -> &Distrusted {
+        &self.distrusted
+    }
+
+    fn distrust(&self, host: &Arc<str>, account: AccountId, now: Instant) {
+        let mut accounts = self.lock();
+        accounts.distrust.retain(|_, until| *until > now);
+        if accounts.distrust.len() < ACCOUNTS {
+            accounts.distrust.insert(Arc::clone(host), now + DISTRUST);
+        }
+        self.distrusted.set(account, true);
     }
 
     fn open(&self, host: &str) -> (Arc<str>, AccountId) {
@@ -65,6 +109,8 @@ impl Ledger {
             accounts.used += 1;
             AccountId::of_index(1 + (accounts.used - 1) % (ACCOUNTS - 1))
         });
+        let distrusted = accounts.distrust.get(host).is_some_and(|until| *until > Instant::now());
+        self.distrusted.set(id, distrusted);
         let name: Arc<str> = host.into();
         accounts.open.insert(Arc::clone(&name), (id, 1));
         (name, id)
@@ -102,6 +148,13 @@ impl HostBuffers {
         let need = Need { len_bytes: wanted.len_bytes, count: wanted.count };
         self.buffers.class_for(need)?;
         Some(WaitAll::new(self.buffers.clone(), self.account, need))
+    }
+}
+
+impl HostBuffers {
+    /// The host did nothing with its buffers while others waited: for a while it gets what is left over.
+    pub fn distrust(&self, now: Instant) {
+        self.buffers.ledger.distrust(&self.name, self.account, now);
     }
 }
 

@@ -150,6 +150,12 @@ pub const METRICS: &[Metric] = &[
     ),
     reactor!("sluice_reactor_storage_written_bytes", Counter, "Bytes written to them", storage_written_bytes),
     reactor!("sluice_reactor_slow_readers", Counter, "Hosts cut because they left their data unread", slow_readers),
+    reactor!(
+        "sluice_reactor_stalled",
+        Counter,
+        "Queues ended as others waited for buffers that they left idle",
+        stalled
+    ),
     buffers!("sluice_buffers", "I/O buffers of a size", total),
     buffers!("sluice_buffers_used", "Of these, the ones in use", used),
     buffers!("sluice_buffers_waiting", "Commands that wait for a buffer of a size", waiting),

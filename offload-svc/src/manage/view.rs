@@ -84,6 +84,9 @@ pub struct Reactor {
     pub storage_written_bytes: u64,
     /// Hosts cut because they left their data unread.
     pub slow_readers: u64,
+    /// Queues ended since other hosts waited for buffers with which theirs did nothing.
+    #[serde(default)]
+    pub stalled: u64,
 }
 
 /// Buffers of one size.

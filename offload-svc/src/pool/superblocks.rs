@@ -165,6 +165,7 @@ impl Superblocks {
         };
         let below = known.filter(is_known).map_or(0, |(_, below, _)| below);
         let missed = known.zip(own).map_or(0, |((_, _, known), own)| known.saturating_sub(own.generation));
+        let elsewhere = known.zip(own).is_some_and(|((epoch, _, _), own)| own.epoch > epoch);
         // It gets that superblock, or a later one, before anything is written to it.
         let known = current.generation + 1;
         if replacing {
@@ -182,8 +183,9 @@ impl Superblocks {
             return Err(WelcomeError::Write);
         }
         self.owned.borrow_mut().insert(place, (current.generation, below));
-        if missed > 0 {
-            let remark = Remark::RolledBack { publications: missed };
+        if missed > 0 || elsewhere {
+            let older = Remark::RolledBack { publications: missed };
+            let remark = if elsewhere { Remark::OtherHistory } else { older };
             let entry = if replacing { set.candidate(place) } else { place };
             tracing::error!(place, "{remark}; it is filled anew");
             set.entry(entry).remark(remark);

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nvmf_target::backend::Reply;
@@ -27,6 +27,10 @@ use crate::buffers::{HostBuffers, WaitAll};
 
 /// Turns of one round: then rings, timers and files have theirs.
 const TURNS_PER_ROUND: usize = 64;
+/// A queue that has waited so long for a buffer has those ended that do nothing with theirs.
+const STARVED: Duration = Duration::from_secs(1);
+/// How long those may have done nothing: longer than TCP needs to send again what got lost twice.
+const STALLED: Duration = Duration::from_secs(2);
 
 pub(super) struct Connections {
     shared: Arc<Shared>,
@@ -49,6 +53,8 @@ struct Place {
     deadline: Option<Instant>,
     /// The buffers that its first waiting command needs.
     buffers_to_come: Option<Pin<Box<WaitAll>>>,
+    /// Since when it waits for them, or last had the stalled ones ended.
+    waits_since: Option<Instant>,
     waker: Waker,
 }
 
@@ -105,8 +111,16 @@ impl Connections {
             connection.cut();
         }
         let generation = id.generation;
-        let place =
-            Place { connection, generation, buffers, queued: false, deadline: None, buffers_to_come: None, waker };
+        let place = Place {
+            connection,
+            generation,
+            buffers,
+            queued: false,
+            deadline: None,
+            buffers_to_come: None,
+            waits_since: None,
+            waker,
+        };
         entry.insert(place);
         self.make_ready(id.slot);
     }
@@ -153,6 +167,40 @@ impl Connections {
         self.make_ready(id.slot);
     }
 
+    /// Others wait for buffers: ends the connections whose hosts do nothing with theirs.
+    pub(super) fn end_stalled(&mut self, now: Instant) {
+        let mut ended = Vec::new();
+        for (slot, place) in &mut self.places {
+            if place.connection.queue.end_if_stalled(now, STALLED) {
+                place.buffers.distrust(now);
+                ended.push(slot);
+            }
+        }
+        if !ended.is_empty() {
+            tracing::warn!(
+                queues = ended.len(),
+                "I/O queues ended: other hosts wait for buffers with which theirs did nothing"
+            );
+        }
+        for slot in ended {
+            count(&self.counters().stalled, 1);
+            self.make_ready(slot);
+        }
+    }
+
+    /// Has the stalled ones ended everywhere, if the place has waited for too long.
+    fn relieve(&mut self, slot: usize, now: Instant) {
+        let Some(place) = self.places.get_mut(slot) else { return };
+        if !place.waits_since.is_some_and(|since| now.saturating_duration_since(since) >= STARVED) {
+            return;
+        }
+        place.waits_since = Some(now);
+        for reactor in 0..self.shared.mailboxes.len() {
+            // One that has ended has no queues.
+            drop(message::send(&self.shared, reactor, Message::EndStalled));
+        }
+    }
+
     /// Closes every connection.
     pub(super) fn close_all(&mut self) {
         let slots: Vec<usize> = self.places.iter().map(|(slot, _)| slot).collect();
@@ -192,6 +240,7 @@ impl Connections {
                 place.deadline = None;
                 place.connection.expire(now, &self.shared.mailboxes[self.reactor].counters);
             }
+            self.relieve(slot, now);
             self.make_ready(slot);
         }
     }
@@ -206,16 +255,16 @@ impl Connections {
             Turn::More => self.make_ready(slot),
             Turn::Idle => {}
         }
-        self.await_buffers(slot);
+        self.await_buffers(slot, now);
         self.set_deadline(slot);
     }
 
     /// Queues for the buffers that the place's first waiting command needs.
-    fn await_buffers(&mut self, slot: usize) {
+    fn await_buffers(&mut self, slot: usize, now: Instant) {
         let Some(place) = self.places.get_mut(slot) else { return };
         let wanted = place.connection.queue.wants_buffers().filter(|_| !place.connection.is_cut());
         let Some(wanted) = wanted else {
-            place.buffers_to_come = None;
+            (place.buffers_to_come, place.waits_since) = (None, None);
             return;
         };
         if place.buffers_to_come.is_some() {
@@ -223,7 +272,7 @@ impl Connections {
         }
         match place.buffers.wait(wanted) {
             // The first poll takes a place in the queue; if they are there already, the next turn has them.
-            Some(wait) => place.buffers_to_come = Some(Box::pin(wait)),
+            Some(wait) => (place.buffers_to_come, place.waits_since) = (Some(Box::pin(wait)), Some(now)),
             None => {
                 // MDTS is checked against the pool at the start; a queue that waits for ever would be worse than none.
                 let Wanted { len_bytes, count } = wanted;
@@ -238,7 +287,8 @@ impl Connections {
 
     fn set_deadline(&mut self, slot: usize) {
         let Some(place) = self.places.get_mut(slot) else { return };
-        let deadline = place.connection.next_deadline();
+        let starved = place.waits_since.map(|since| since + STARVED);
+        let deadline = place.connection.next_deadline().into_iter().chain(starved).min();
         if place.deadline == deadline {
             return;
         }
@@ -263,7 +313,7 @@ impl Connections {
 fn feed(place: &mut Place, shared: &Shared, now: Instant, counters: &Counters) {
     let Some(wait) = &mut place.buffers_to_come else { return };
     if let Poll::Ready(granted) = wait.as_mut().poll(&mut Context::from_waker(&place.waker)) {
-        place.buffers_to_come = None;
+        (place.buffers_to_come, place.waits_since) = (None, None);
         if place.connection.is_cut() {
             return;
         }

@@ -21,6 +21,8 @@ pub(crate) struct Counters {
     pub(crate) messages: AtomicU64,
     pub(crate) late_replies: AtomicU64,
     pub(crate) slow_readers: AtomicU64,
+    /// Queues ended since other hosts waited for buffers with which theirs did nothing.
+    pub(crate) stalled: AtomicU64,
     pub(crate) io_started: AtomicU64,
     pub(crate) io_finished: AtomicU64,
     pub(crate) io_errors: AtomicU64,
@@ -63,6 +65,7 @@ impl Counters {
             messages: read(&self.messages),
             late_replies: read(&self.late_replies),
             slow_readers: read(&self.slow_readers),
+            stalled: read(&self.stalled),
             io_started: read(&self.io_started),
             io_finished: read(&self.io_finished),
             io_errors: read(&self.io_errors),
@@ -96,6 +99,8 @@ pub struct ReactorSnapshot {
     pub late_replies: u64,
     /// Connections cut since their host did not read.
     pub slow_readers: u64,
+    /// Queues ended since other hosts waited for buffers with which theirs did nothing.
+    pub stalled: u64,
     /// File operations started.
     pub io_started: u64,
     /// File operations that the kernel has finished; the difference is what is waiting or under way.

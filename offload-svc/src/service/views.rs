@@ -246,6 +246,7 @@ fn reactor(index: usize, reactor: &ReactorSnapshot) -> view::Reactor {
         idle_polls: reactor.idle_polls,
         sleeps: reactor.sleeps,
         slow_readers: reactor.slow_readers,
+        stalled: reactor.stalled,
         storage_ops: reactor.io_started,
         storage_in_flight: reactor.io_started.saturating_sub(reactor.io_finished),
         storage_errors: reactor.io_errors,

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fused::FusedFirst;
 use job::{Job, Stage};
@@ -180,6 +180,14 @@ impl IoQueuePair {
             self.answer_aborted(now);
         }
         self.drop_if_closed();
+    }
+
+    /// Others wait for the buffers that this queue holds: ends the connection if its host has left data untaken or unsent for
+    /// `patience`. Says whether it did.
+    pub fn end_if_stalled(&mut self, now: Instant, patience: Duration) -> bool {
+        let ended = self.tcp.end_if_stalled(now, patience);
+        self.drop_if_closed();
+        ended
     }
 
     /// When `tick` is due.

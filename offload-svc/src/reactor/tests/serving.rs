@@ -262,6 +262,48 @@ fn h68_a_fused_pair_completes_beside_a_host_that_keeps_its_buffers() {
     });
 }
 
+/// Many hosts that do nothing with their buffers, come back when they are cut, and do it again: another host goes on, though
+/// there are fewer buffers than such hosts.
+#[test]
+fn hosts_that_keep_all_buffers_are_cut_while_another_waits() {
+    on_each_platform(|dpdk| {
+        let long = Duration::from_secs(600);
+        let tcp = TcpConfig { send_timeout: long, transfer_timeout: long, ..TcpConfig::default() };
+        let bench = Bench::new(&settings(2, dpdk), tcp);
+        let all = bench.reactors.host_buffers().snapshot().last().unwrap().count;
+        let keep = |number: u8| {
+            let (admin, mut idle) = bench.host(number, 1);
+            for _ in 0..31 {
+                // Half of them don't send, half don't take.
+                if number % 2 == 0 {
+                    let data = HostData::ToController(IoBuf::heap(1 << 20));
+                    idle[0].submit(transfer(nvm::WRITE, 0, 1 << 20), data).unwrap();
+                } else {
+                    let into = HostData::FromController(IoBuf::heap(1 << 20));
+                    idle[0].submit(transfer(nvm::READ, 0, 1 << 20), into).unwrap();
+                }
+            }
+            (admin, idle)
+        };
+        let mut hosts: Vec<_> = (10..12 + all as u8).map(keep).collect();
+        eventually("they hold all", || {
+            let largest = *bench.reactors.host_buffers().snapshot().last().unwrap();
+            largest.used == largest.count && largest.waiting > 0
+        });
+        let (_admin, mut queues) = bench.host(2, 1);
+        for round in 0..3u8 {
+            let data = pattern(round.into(), 1 << 20);
+            assert!(queues[0].write_blocks(1000, &data).unwrap().is_success());
+            assert!(queues[0].read_blocks(1000, 1 << 20).unwrap() == data);
+            hosts.extend((10..14).map(keep));
+        }
+        let stalled: u64 = bench.reactors.snapshot().iter().map(|reactor| reactor.stalled).sum();
+        assert!(stalled > 0, "the case that this is about");
+        drop((hosts, queues));
+        bench.settle();
+    });
+}
+
 /// Connections are closed from our side, commands and all.
 #[test]
 fn closing_all_queues_ends_every_connection() {
