@@ -191,7 +191,7 @@ impl Connections {
     /// Has the stalled ones ended everywhere, if the place has waited for too long.
     fn relieve(&mut self, slot: usize, now: Instant) {
         let Some(place) = self.places.get_mut(slot) else { return };
-        if !place.waits_since.is_some_and(|since| now.saturating_duration_since(since) >= STARVED) {
+        if place.waits_since.is_none_or(|since| now.saturating_duration_since(since) < STARVED) {
             return;
         }
         place.waits_since = Some(now);
