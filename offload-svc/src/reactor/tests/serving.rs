@@ -275,7 +275,7 @@ fn hosts_that_keep_all_buffers_are_cut_while_another_waits() {
             let (admin, mut idle) = bench.host(number, 1);
             for _ in 0..31 {
                 // Half of them don't send, half don't take.
-                if number % 2 == 0 {
+                if number.is_multiple_of(2) {
                     let data = HostData::ToController(IoBuf::heap(1 << 20));
                     idle[0].submit(transfer(nvm::WRITE, 0, 1 << 20), data).unwrap();
                 } else {
