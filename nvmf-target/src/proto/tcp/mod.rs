@@ -40,7 +40,7 @@ pub const ENTRIES_MAX: u16 = 4096;
 const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a reader must take in a `send_timeout` to count as one: a byte now and then would hold buffers for ever.
 const SEND_PROGRESS_BYTES: u64 = 64 << 10;
-/// While others wait, a transfer may take so many times as long as it may stand still.
+/// While others wait, a transfer may take so many times as long as it may stand still (`end_if_stalled`).
 const STALL_FACTOR: u32 = 5;
 /// A transfer must end within this many `transfer_timeout`s even if bytes trickle in.
 const TRICKLE_FACTOR: u32 = 8;
@@ -325,7 +325,7 @@ impl TcpQueuePair {
     }
 
     /// Others wait for what this connection holds: ends it if the peer has neither sent nor taken data that it owes for
-    /// `patience`, or has not finished a transfer in [`STALL_FACTOR`] times as long. Says whether it did.
+    /// `patience`, or has not finished a transfer in five times as long. Says whether it did.
     pub fn end_if_stalled(&mut self, now: Instant, patience: Duration) -> bool {
         let since =
             |at: Option<Instant>, limit: Duration| at.is_some_and(|at| now.saturating_duration_since(at) >= limit);
