@@ -75,6 +75,10 @@ impl Class {
         unbounded || held < free && (!self.distrusted.has(account) || free * 2 > self.out.len())
     }
 
+    pub(super) fn held_by(&self, account: AccountId) -> usize {
+        self.held[account.index()].load(Ordering::Relaxed)
+    }
+
     pub(super) fn free(&self) -> usize {
         self.out.len().saturating_sub(self.used.load(Ordering::Relaxed))
     }

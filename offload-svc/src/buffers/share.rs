@@ -6,7 +6,7 @@
 //! was cut since others waited for what it did nothing with takes none of the last half for a minute.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,23 +22,30 @@ pub(super) const ACCOUNTS: usize = 4097;
 /// How long a host that did nothing with its buffers while others waited may use only what is left over.
 const DISTRUST: Duration = Duration::from_secs(60);
 
-/// Which accounts may use only what is left over.
+/// Which accounts may use only what is left over, and until when.
 #[derive(Debug, Clone)]
-pub(super) struct Distrusted(Arc<[AtomicBool]>);
+pub(super) struct Distrusted {
+    began: Instant,
+    /// Milliseconds since it began; 0: not at all.
+    until: Arc<[AtomicU64]>,
+}
 
 impl Default for Distrusted {
     fn default() -> Self {
-        Self((0..ACCOUNTS).map(|_| AtomicBool::new(false)).collect())
+        Self { began: Instant::now(), until: (0..ACCOUNTS).map(|_| AtomicU64::new(0)).collect() }
     }
 }
 
 impl Distrusted {
     pub(super) fn has(&self, account: AccountId) -> bool {
-        self.0[account.index()].load(Ordering::Relaxed)
+        let until = self.until[account.index()].load(Ordering::Relaxed);
+        // The clock is only asked for the few that are.
+        until > 0 && (self.began.elapsed().as_millis() as u64) < until
     }
 
-    fn set(&self, account: AccountId, distrusted: bool) {
-        self.0[account.index()].store(distrusted, Ordering::Relaxed);
+    fn set(&self, account: AccountId, until: Option<Instant>) {
+        let until = until.map_or(0, |until| until.saturating_duration_since(self.began).as_millis() as u64);
+        self.until[account.index()].store(until, Ordering::Relaxed);
     }
 }
 
@@ -94,7 +101,7 @@ impl Ledger {
         if accounts.distrust.len() < ACCOUNTS {
             accounts.distrust.insert(Arc::clone(host), now + DISTRUST);
         }
-        self.distrusted.set(account, true);
+        self.distrusted.set(account, Some(now + DISTRUST));
     }
 
     fn open(&self, host: &str) -> (Arc<str>, AccountId) {
@@ -109,8 +116,8 @@ impl Ledger {
             accounts.used += 1;
             AccountId::of_index(1 + (accounts.used - 1) % (ACCOUNTS - 1))
         });
-        let distrusted = accounts.distrust.get(host).is_some_and(|until| *until > Instant::now());
-        self.distrusted.set(id, distrusted);
+        let until = accounts.distrust.get(host).copied();
+        self.distrusted.set(id, until);
         let name: Arc<str> = host.into();
         accounts.open.insert(Arc::clone(&name), (id, 1));
         (name, id)
@@ -152,6 +159,23 @@ impl HostBuffers {
 }
 
 impl HostBuffers {
+    /// The host's name.
+    pub fn host(&self) -> &str {
+        &self.name
+    }
+
+    /// The same, shared.
+    pub fn shared_name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
+    /// Whether the host has nothing of the size that it wants, through no fault of its own.
+    pub fn is_starved(&self, wanted: Wanted) -> bool {
+        let need = Need { len_bytes: wanted.len_bytes, count: wanted.count };
+        let holds_none = self.buffers.class_for(need).is_some_and(|class| class.held_by(self.account) == 0);
+        holds_none && !self.buffers.ledger.distrusted().has(self.account)
+    }
+
     /// The host did nothing with its buffers while others waited: for a while it gets what is left over.
     pub fn distrust(&self, now: Instant) {
         self.buffers.ledger.distrust(&self.name, self.account, now);

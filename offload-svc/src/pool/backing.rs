@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::{join_all, select};
 
 use super::core::Core;
-use super::members::{Failure, Member, MemberIo};
+use super::members::{Failure, MemberIo};
 use super::options::SUPERBLOCK_AREA_BYTES;
 use super::segments::{Segments, Wanted};
 
@@ -38,6 +38,13 @@ fn range_of(io: &MemberIo, segment: u32) -> (u64, u64) {
 pub async fn back(io: &MemberIo, segment: u32) -> Result<(), FullBeneath> {
     let set = &io.set;
     let (offset, len) = range_of(io, segment);
+    // First where there was no room the last time: as long as that is so, the others' room is not used up for nothing.
+    for place in (0..set.count()).filter(|place| set.contains(*place) && set.entry(*place).is_full_beneath()) {
+        if io.allocate(place, offset, len).await == Err(Failure::NoSpace) {
+            return Err(FullBeneath(1 << place));
+        }
+        set.entry(place).set_full_beneath(false);
+    }
     let asked = (0..2 * set.count()).map(|index| async move {
         let (place, incarnation) = (index % set.count(), set.entry(index).incarnation());
         let full = io.allocate(index, offset, len).await == Err(Failure::NoSpace);
@@ -110,7 +117,10 @@ pub async fn run(core: Rc<Core>) {
 }
 
 fn is_full(core: &Core) -> bool {
-    core.shared.segments.is_full_beneath() || core.shared.set.places().iter().any(Member::is_full_beneath)
+    core.shared.segments.is_full_beneath() || {
+        let set = &core.shared.set;
+        set.places().iter().enumerate().any(|(place, member)| set.contains(place) && member.is_full_beneath())
+    }
 }
 
 /// Gets what is wanted as far as there is room; whether a file system beneath a member is full.

@@ -273,6 +273,7 @@ impl MemberSet {
         for (index, member) in self.places().iter().enumerate() {
             if before & !mask & (1 << index) != 0 {
                 member.set_state(MemberState::Out, old_epoch);
+                member.set_full_beneath(false);
                 member.gone.notify_waiters();
             }
         }

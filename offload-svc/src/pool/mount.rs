@@ -145,10 +145,11 @@ pub async fn mount(
     let stripes = stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?;
     let floor = Arc::new(AtomicU64::new(0));
     let superblocks = superblocks(&env, &set, &chosen.state, &floor);
-    let behind = behind(&chosen);
-    superblocks.catch_up(behind).await?;
-    note_suspects(&superblocks, &set, &chosen.cut, behind).await?;
-    restore_sizes(&*env, &set, &chosen.cut);
+    remark_behind(&set, chosen.behind());
+    // Before it can't be seen any more. Nothing else is written before the mount is sure: who is not there stays in the set.
+    let unwritten = superblocks.catch_up(chosen.suspect).await;
+    let (counted, away): (Vec<Cut>, Vec<Cut>) = chosen.cut.iter().partition(|cut| chosen.mask & (1 << cut.place) != 0);
+    restore_sizes(&*env, &set, counted.iter().filter(|cut| unwritten & (1 << cut.place) == 0));
     let mut report = MountReport {
         clean: chosen.state.clean,
         members_cut: chosen.cut.iter().map(|cut| cut.place).collect(),
@@ -193,6 +194,8 @@ pub async fn mount(
         given_up,
     };
     let root = new.write(&superblocks, extents).await?;
+    // Nothing is relied on with them now.
+    restore_sizes(&*env, &set, away.iter());
     // Only now, as a mount that fails changes nothing: what was never finished must not look like something lost later.
     for header in &discarded {
         stripes.give_up(header).await;
@@ -273,41 +276,17 @@ impl Floor for MountFloor {
     }
 }
 
-/// Members that don't have the newest superblock.
-fn behind(chosen: &Chosen) -> u32 {
-    // Of those outside the set nothing else is expected.
-    let newest = chosen.state.state_id();
-    let lags =
-        |present: &Option<(MemberIndex, Superblock)>| present.as_ref().is_some_and(|(_, own)| own.state_id() != newest);
-    chosen.present.iter().enumerate().filter(|(_, present)| lags(present)).fold(0, |behind, (at, _)| behind | 1 << at)
-}
-
-/// Makes it durable that members were cut, or are behind by a publication (after a crash, or as copies that are older by that
-/// much), before it can't be seen any more: those of the set are suspect until a scrub has been through, and nothing is relied
-/// on with the others.
-async fn note_suspects(superblocks: &Superblocks, set: &MemberSet, cut: &[Cut], behind: u32) -> Result<(), MountError> {
-    let behind = behind & set.mask();
+/// Names members that are behind by a publication.
+fn remark_behind(set: &MemberSet, behind: u32) {
     for place in (0..set.count()).filter(|place| behind & (1 << place) != 0) {
         let member = set.entry(place);
         tracing::warn!(place, member = member.identity().name, "{}; a scrub will tell", Remark::OneBehind);
         member.remark(Remark::OneBehind);
     }
-    if cut.is_empty() && behind == 0 {
-        return Ok(());
-    }
-    let note = |block: &mut Superblock| {
-        for (place, member) in block.members.iter_mut().enumerate() {
-            if cut.iter().any(|cut| usize::from(cut.place) == place) {
-                (member.suspect, member.whole_below) = (member.active, 0);
-            }
-            member.suspect |= member.active && behind & (1 << place) != 0;
-        }
-    };
-    Ok(superblocks.publish(note).await?)
 }
 
 /// Members whose files were cut are made as long again: what is gone reads as zeroes, is found to be lost, and repaired.
-fn restore_sizes(env: &dyn Env, set: &MemberSet, cut: &[Cut]) {
+fn restore_sizes<'a>(env: &dyn Env, set: &MemberSet, cut: impl Iterator<Item = &'a Cut>) {
     for cut in cut {
         let remark = Remark::Cut { from_bytes: cut.was_bytes, to_bytes: cut.size_bytes };
         let member = set.entry(cut.place.into());

@@ -462,6 +462,8 @@ pub struct Chosen {
     pub rolled_back: Vec<(u8, Lag)>,
     /// Members that are shorter than they were.
     pub cut: Vec<Cut>,
+    /// Members of the set whose own superblocks don't say yet that they are suspect.
+    pub suspect: u32,
 }
 
 /// A member whose file was cut.
@@ -510,10 +512,35 @@ pub fn choose(inputs: &[MemberInput], found: &[Found], force: Force) -> Result<C
     }
     let mut chosen = place(&blocks, state, force, name)?;
     chosen.note_cut(found);
+    chosen.note_suspects();
     Ok(chosen)
 }
 
 impl Chosen {
+    /// Members of the set that were cut, or are one publication behind, or say so of themselves since an earlier mount: a scrub
+    /// from the beginning has to tell what they lack.
+    fn note_suspects(&mut self) {
+        let newest = self.state.state_id();
+        for (place, present) in self.present.iter().enumerate().filter(|(place, _)| self.mask & (1 << place) != 0) {
+            let Some((_, own)) = present else { continue };
+            let cut = self.cut.iter().any(|cut| usize::from(cut.place) == place);
+            if cut || own.is_suspect() || own.state_id() != newest {
+                self.state.members[place].suspect = true;
+                self.suspect |= u32::from(!own.is_suspect() || own.state_id() != newest) << place;
+            }
+        }
+    }
+
+    /// Members of the set that don't have the newest superblock.
+    pub fn behind(&self) -> u32 {
+        let newest = self.state.state_id();
+        let lags = |present: &Option<(MemberIndex, Superblock)>| {
+            present.as_ref().is_some_and(|(_, own)| own.state_id() != newest)
+        };
+        let lagging = self.present.iter().enumerate().filter(|(_, present)| lags(present));
+        lagging.fold(0, |behind, (place, _)| behind | 1 << place) & self.mask
+    }
+
     /// Those of the set that were cut keep what they have. One that is not in the set lacks what it was relied on to have, and
     /// one that was being filled is not gone on with.
     fn note_cut(&mut self, found: &[Found]) {
@@ -595,5 +622,5 @@ fn place(
     if absent >= needed && !force.rival {
         return Err(ChooseError::Rival { missing });
     }
-    Ok(Chosen { state, present, replacements, mask, stale, missing, rolled_back, cut: Vec::new() })
+    Ok(Chosen { state, present, replacements, mask, stale, missing, rolled_back, cut: Vec::new(), suspect: 0 })
 }

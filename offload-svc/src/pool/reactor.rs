@@ -165,6 +165,7 @@ impl PoolReactor {
             let (floor, mut scrub) = (Arc::clone(&shared), seed.state.scrub);
             let suspect = seed.state.members.iter().any(|member| member.suspect);
             let superblocks = Rc::new(Superblocks::new(io, seed.state, Box::new(ServingFloor(floor))));
+            superblocks.begin_serving();
             let coordinator = Rc::new(Coordinator {
                 core: Rc::clone(&core),
                 superblocks: Rc::clone(&superblocks),

@@ -207,7 +207,7 @@ impl Scrub {
         let (record, set) = (self.record.get(), &self.core.shared.set);
         let suspects = std::mem::take(&mut *self.suspects.borrow_mut());
         let seen = |(place, incarnation): &(usize, Incarnation)| {
-            record.bad == record.repaired && set.contains(*place) && set.is(*place, *incarnation)
+            record.bad == record.repaired && record.lost == 0 && set.contains(*place) && set.is(*place, *incarnation)
         };
         self.superblocks
             .publish(|block| {

@@ -235,6 +235,12 @@ impl Superblock {
         }
     }
 
+    /// Whether it says of its own member that it is suspect.
+    pub fn is_suspect(&self) -> bool {
+        let own = self.members.get(usize::from(self.index));
+        own.is_some_and(|own| own.suspect && own.uuid == self.member)
+    }
+
     pub fn publication(&self) -> Publication {
         Publication { generation: self.generation, mounts: self.mounts, mount_id: self.mount_id }
     }

@@ -73,17 +73,17 @@ impl Superblocks {
     }
 
     /// Writes the current superblock on members of the set that don't have it yet, as a crash may have cut its
-    /// publication short. It goes to the slot that isn't their newest. Members that fail leave the set at once: if they
-    /// missed the next publication too, a later mount would take them for older copies.
-    pub async fn catch_up(&self, behind: u32) -> Result<(), TooFewMembers> {
+    /// publication short, and on those of which it says something new. It is no publication: who is not there stays as it
+    /// is. Gives those on which it could not be written: the next publication puts them out, and one that is missed until
+    /// then is filled anew.
+    pub async fn catch_up(&self, members: u32) -> u32 {
         let current = self.current.lock().await;
-        let behind = behind & self.set().mask();
-        if behind == 0 {
-            return Ok(());
-        }
-        let failed = self.write_all(&current, behind).await;
-        drop(current);
-        if failed == 0 { Ok(()) } else { self.io.exclude(failed).await }
+        self.write_all(&current, members & self.set().mask()).await
+    }
+
+    /// From now on the pool is served: what a member that leaves has for sure is what is whole now.
+    pub fn begin_serving(&self) {
+        *self.published.borrow_mut() = Some(self.floor.unfinished());
     }
 
     fn set(&self) -> &Arc<MemberSet> {
@@ -257,7 +257,7 @@ impl Superblocks {
         };
         let mut next = current.clone();
         let uuid = self.candidate_uuid(place);
-        next.members[place].uuid = uuid;
+        (next.members[place].uuid, next.members[place].suspect) = (uuid, false);
         next.replacements[place] = next.replacements[place].filter(|replacement| replacement.uuid != uuid);
         next.epoch += 1;
         self.write_out(&mut current, next, set.mask() | 1 << place, Some(before)).await?;

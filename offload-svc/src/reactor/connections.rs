@@ -167,25 +167,32 @@ impl Connections {
         self.make_ready(id.slot);
     }
 
-    /// Others wait for buffers: ends the connections whose hosts do nothing with theirs.
-    pub(super) fn end_stalled(&mut self, now: Instant) {
-        let mut ended = Vec::new();
-        for (slot, place) in &mut self.places {
-            if place.connection.queue.end_if_stalled(now, STALLED) {
-                place.buffers.distrust(now);
-                ended.push(slot);
+    /// The host `waiting` waits for buffers: ends the connections of others that do nothing with theirs. Each has a turn
+    /// first: it may be that this thread was kept from running, and not the peer from sending.
+    pub(super) fn end_stalled(&mut self, waiting: &str, now: Instant) {
+        let counters = &self.shared.mailboxes[self.reactor].counters;
+        let (mut ended, mut others) = (Vec::new(), Vec::new());
+        for (slot, place) in self.places.iter_mut().filter(|(_, place)| place.buffers.host() != waiting) {
+            place.connection.is_ready(true, true);
+            let turn = place.connection.turn(now, counters);
+            if turn == Turn::Over || place.connection.queue.end_if_stalled(now, STALLED) {
+                if turn != Turn::Over {
+                    place.buffers.distrust(now);
+                }
+                ended.push((slot, turn != Turn::Over));
+            } else {
+                others.push(slot);
             }
         }
-        if !ended.is_empty() {
+        let stalled = ended.iter().filter(|(_, stalled)| *stalled).count();
+        if stalled > 0 {
             tracing::warn!(
-                queues = ended.len(),
+                queues = stalled,
                 "I/O queues ended: other hosts wait for buffers with which theirs did nothing"
             );
         }
-        for slot in ended {
-            count(&self.counters().stalled, 1);
-            self.make_ready(slot);
-        }
+        count(&self.counters().stalled, stalled as u64);
+        ended.into_iter().map(|(slot, _)| slot).chain(others).for_each(|slot| self.make_ready(slot));
     }
 
     /// Has the stalled ones ended everywhere, if the place has waited for too long.
@@ -195,9 +202,14 @@ impl Connections {
             return;
         }
         place.waits_since = Some(now);
+        // One that holds some waits for itself first.
+        if place.connection.queue.wants_buffers().is_none_or(|wanted| !place.buffers.is_starved(wanted)) {
+            return;
+        }
+        let waiting = place.buffers.shared_name();
         for reactor in 0..self.shared.mailboxes.len() {
             // One that has ended has no queues.
-            drop(message::send(&self.shared, reactor, Message::EndStalled));
+            drop(message::send(&self.shared, reactor, Message::EndStalled { waiting: Arc::clone(&waiting) }));
         }
     }
 

@@ -29,8 +29,8 @@ pub(crate) enum Message {
     Adopt { host: Nqn, queue: Box<IoQueuePair>, stream: std::net::TcpStream },
     /// Something happened to one of its queues elsewhere.
     Wake { queue: QueueId },
-    /// Hosts wait for buffers: end the connections whose hosts do nothing with theirs.
-    EndStalled,
+    /// A host waits for buffers: end the connections of others that do nothing with theirs.
+    EndStalled { waiting: Arc<str> },
     /// Close all queue pairs.
     CloseQueues,
     /// End the reactor; file I/O under way has `grace` to finish.

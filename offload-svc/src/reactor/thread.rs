@@ -227,7 +227,7 @@ impl Reactor {
             }
             // Too late: both are closed by being dropped.
             Message::Adopt { .. } => {}
-            Message::EndStalled => self.connections.end_stalled(now),
+            Message::EndStalled { waiting } => self.connections.end_stalled(&waiting, now),
             Message::CloseQueues => self.connections.close_all(),
             Message::Stop { grace } => {
                 self.connections.close_all();

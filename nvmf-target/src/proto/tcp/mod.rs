@@ -40,8 +40,6 @@ pub const ENTRIES_MAX: u16 = 4096;
 const TERM_REQ_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a reader must take in a `send_timeout` to count as one: a byte now and then would hold buffers for ever.
 const SEND_PROGRESS_BYTES: u64 = 64 << 10;
-/// While others wait, a transfer may take so many times as long as it may stand still (`end_if_stalled`).
-const STALL_FACTOR: u32 = 5;
 /// A transfer must end within this many `transfer_timeout`s even if bytes trickle in.
 const TRICKLE_FACTOR: u32 = 8;
 
@@ -159,6 +157,9 @@ pub struct TcpQueuePair {
     events: VecDeque<TcpEvent>,
     transfers: usize,
     transfer_progress: Option<Instant>,
+    /// Since when less than [`SEND_PROGRESS_BYTES`] have come while data was awaited, and what had come by then.
+    transfer_pace: Option<(Instant, u64)>,
+    received_bytes: u64,
     /// When to look for transfers that trickle; no later than the oldest one's limit.
     trickle_check: Option<Instant>,
     /// Since when it has been reading too slowly, and what had been sent by then.
@@ -198,6 +199,8 @@ impl TcpQueuePair {
             events: VecDeque::new(),
             transfers: 0,
             transfer_progress: None,
+            transfer_pace: None,
+            received_bytes: 0,
             trickle_check: None,
             send_progress: None,
             closing: None,
@@ -256,6 +259,7 @@ impl TcpQueuePair {
         if self.closing.is_some() || len_bytes == 0 {
             return;
         }
+        self.received_bytes += len_bytes as u64;
         if self.in_place_bytes().is_some() {
             let place = self.incoming.place(&mut self.slots, &mut self.reserve);
             self.framer.placed(&place[..len_bytes]);
@@ -324,16 +328,15 @@ impl TcpQueuePair {
         }
     }
 
-    /// Others wait for what this connection holds: ends it if the peer has neither sent nor taken data that it owes for
-    /// `patience`, or has not finished a transfer in five times as long. Says whether it did.
+    /// Others wait for what this connection holds: ends it if for `patience` the peer has sent, or taken, less of the data
+    /// that it owes than a living one does. Says whether it did.
     pub fn end_if_stalled(&mut self, now: Instant, patience: Duration) -> bool {
         let since =
             |at: Option<Instant>, limit: Duration| at.is_some_and(|at| now.saturating_duration_since(at) >= limit);
         if self.closing.is_some() {
             return false;
         }
-        let unsent = since(self.transfer_progress, patience);
-        if unsent || since(self.slots.oldest_transfer(), patience * STALL_FACTOR) {
+        if since(self.transfer_pace.map(|(at, _)| at), patience) {
             self.close(CloseReason::TransferTimeout);
         } else if since(self.send_progress.map(|(at, _)| at), patience) {
             self.close(CloseReason::SendTimeout);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::slots::Slots;
 use super::transfer::{Ask, OFFSET_TTAG, Transfer, split_ttag};
-use super::{CapsuleData, CloseReason, Slot, TERM_REQ_TIMEOUT, TcpEvent, TcpQueuePair};
+use super::{CapsuleData, CloseReason, SEND_PROGRESS_BYTES, Slot, TERM_REQ_TIMEOUT, TcpEvent, TcpQueuePair};
 use crate::buffer::IoBuf;
 use crate::proto::framing::{HeaderFault, Layout, Step};
 use crate::wire::digest::DIGEST_BYTES;
@@ -95,7 +95,13 @@ impl TcpQueuePair {
     /// Any bytes count as progress while data is awaited; a peer that trickles meets the other deadline.
     fn note_transfer_progress(&mut self, now: Instant) {
         let receiving = matches!(self.incoming, Incoming::Placed { .. });
-        self.transfer_progress = (self.transfers > 0 || receiving).then_some(now);
+        let awaited = self.transfers > 0 || receiving;
+        self.transfer_progress = awaited.then_some(now);
+        self.transfer_pace = match self.transfer_pace {
+            _ if !awaited => None,
+            Some((since, before)) if self.received_bytes - before < SEND_PROGRESS_BYTES => Some((since, before)),
+            _ => Some((now, self.received_bytes)),
+        };
     }
 
     fn header(&mut self, pdu: Pdu, layout: Layout, now: Instant) -> Result<(), HeaderFault> {
@@ -227,6 +233,7 @@ impl TcpQueuePair {
         outstanding.transfer = Some(Transfer::new(buffer, now));
         self.transfers += 1;
         self.transfer_progress.get_or_insert(now);
+        self.transfer_pace.get_or_insert((now, self.received_bytes));
         let limit = now + self.trickle_limit();
         self.trickle_check.get_or_insert(limit);
         self.ask(slot, now);

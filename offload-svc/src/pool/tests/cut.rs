@@ -137,8 +137,10 @@ fn a_start_that_fails_does_not_hide_that_members_were_cut() {
         assert!(matches!(result.expect("no crash"), Some(MountError::Key { .. })), "another key");
         world.end(9);
         for member in [1, 4] {
-            rig.inputs[member].size_bytes = Some(whole);
+            // One that was away is made long again by a mount that succeeds only.
+            rig.inputs[member].size_bytes = Some(rig.disks.0[member].borrow().end.unwrap_or(whole));
         }
+        assert_eq!(rig.inputs[1].size_bytes == Some(whole), !away);
         rig.live(6, move |live| async move {
             if !away {
                 scrubbed(&live).await;
@@ -161,6 +163,31 @@ fn a_start_that_fails_does_not_hide_that_members_were_cut() {
             });
         }
     }
+}
+
+/// A start that marks a cut member and then fails leaves one that is only late in the set: it counts when it is there again.
+#[test]
+fn a_start_that_fails_puts_nobody_out() {
+    let rig = written();
+    let whole = sizes(&rig).1;
+    let mut rig = cut(&rig, &[1], sizes(&rig).0 / 8192 * 4096);
+    rig.inputs[5].size_bytes = None;
+    let world = World::new(&rig.disks, 9);
+    let (failing, env) = (rig.clone(), world.env());
+    let other = Arc::new(KeyEncryptionKey::from_secret(Zeroizing::new([8; 32])));
+    let result = world.run(async move { mount(env, &failing.inputs, failing.options.clone(), other).await.err() });
+    assert!(matches!(result.expect("no crash"), Some(MountError::Key { .. })), "another key");
+    world.end(9);
+    for member in [1, 5] {
+        rig.inputs[member].size_bytes = Some(whole);
+    }
+    rig.live(6, |live| async move {
+        let status = live.pool.status();
+        assert_eq!((status.health, status.mount.members_stale.len()), (Health::Healthy, 0));
+        holds(&live.volume("v"), "all there").await;
+        scrubbed(&live).await;
+        assert!(live.pool.status().members[1].bad_shards > 0, "the case that this is about");
+    });
 }
 
 /// Three cut in the middle: what they held in common is lost, and says so; nothing else is served in its place.
