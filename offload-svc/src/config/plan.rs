@@ -12,7 +12,6 @@ use super::schema::Config;
 use super::values::{BackendSpec, ByteSize, MemberSpec};
 use crate::manage::server::{LARGE_BODIES, MAX_CONNECTIONS};
 use crate::pool::memory_needs;
-use crate::pool::options::EXTENT_HEAP_BYTES;
 
 /// Bytes that an I/O queue's connection reads at once at most.
 pub const QUEUE_STAGING_BYTES: u64 = 128 << 10;
@@ -147,9 +146,8 @@ impl MemoryPlan {
 
     fn storage(&mut self, config: &Config) {
         if !config.pool.members.is_empty() {
-            let extents = config.pool.mount_options().map_extents_max;
             let needs = memory_needs(&config.pool.layout(), &config.pool.mount_options());
-            let formula = format!("at most {extents} extents x {EXTENT_HEAP_BYTES} B");
+            let formula = "3/4 for pages of maps, 1/4 for changes that are not in pages yet".to_owned();
             self.add("volumes' maps", formula, "pool.map_memory", needs.map_bytes_max);
         }
         let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::names::{Nqn, Serial, VolumeName};
 use super::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression, CpuList, MemberSpec};
-use crate::pool::options::EXTENT_HEAP_BYTES;
 use crate::pool::{Layout, MountOptions};
 
 /// A whole configuration.
@@ -212,7 +211,7 @@ pub struct Pool {
     pub checkpoint_interval_ms: u64,
     /// Segments that a mount reads at most.
     pub max_replay_segments: u32,
-    /// Memory for the volumes' maps; what doesn't fit is answered with Capacity Exceeded.
+    /// Memory for the volumes' maps: a cache of their pages, and changes that are not in pages yet. Maps may be many times as large.
     pub map_memory: ByteSize,
     /// A file outside the pool that keeps how far the pool has come, so that members which are all rolled back are noticed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -269,7 +268,7 @@ impl Pool {
             scrub_rate: self.scrub_rate.bytes(),
             scrub_interval: Duration::from_secs(self.scrub_interval_s),
             foreground_p99: Duration::from_millis(self.foreground_p99_ms),
-            map_extents_max: self.map_memory.bytes() / EXTENT_HEAP_BYTES,
+            map_bytes_max: self.map_memory.bytes(),
             ..MountOptions::default()
         }
     }

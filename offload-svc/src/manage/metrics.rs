@@ -180,10 +180,16 @@ pub const METRICS: &[Metric] = &[
         of_pool(s, |p| p.space.user_bytes)
     }),
     metric!("sluice_pool_map_extents", Gauge, "Extents in all maps", |s| of_pool(s, |p| p.counters.map_extents)),
-    metric!("sluice_pool_parity_bytes", Gauge, "Parity", |s| of_pool(s, |p| p.space.parity_bytes)),
-    metric!("sluice_pool_metadata_bytes", Gauge, "Superblocks, tails shorter than a segment, checkpoints", |s| {
-        of_pool(s, |p| p.space.metadata_bytes)
+    metric!("sluice_pool_map_pages_read", Counter, "Pages of maps read from members", |s| {
+        of_pool(s, |p| p.counters.map_pages_read)
     }),
+    metric!("sluice_pool_parity_bytes", Gauge, "Parity", |s| of_pool(s, |p| p.space.parity_bytes)),
+    metric!(
+        "sluice_pool_metadata_bytes",
+        Gauge,
+        "Superblocks, tails shorter than a segment, checkpoints, pages of maps",
+        |s| { of_pool(s, |p| p.space.metadata_bytes) }
+    ),
     metric!("sluice_pool_reserve_bytes", Gauge, "Kept for cleaning and checkpoints", |s| {
         of_pool(s, |p| p.space.reserve_bytes)
     }),

@@ -341,6 +341,8 @@ pub struct PoolCounters {
     pub segments_cleaned: u64,
     /// Extents in all maps now.
     pub map_extents: u64,
+    /// Pages of maps that were not in the cache and read from members.
+    pub map_pages_read: u64,
 }
 
 /// `GET /v1/volumes`

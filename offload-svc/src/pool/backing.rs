@@ -127,7 +127,7 @@ fn is_full(core: &Core) -> bool {
 async fn round(core: &Core, after: &mut Option<u32>) -> bool {
     let (shared, io) = (&core.shared, &core.stripes.io);
     let was_full = shared.segments.is_full_beneath();
-    let wanted = shared.admission.wanted(shared.extent_count());
+    let wanted = shared.admission.wanted();
     // While it is full somewhere, one more is tried even if all that is wanted is there, to learn when it is not any more.
     let mut probe = is_full(core);
     let (mut trials, mut refused, mut turned) = (0, false, false);
@@ -167,7 +167,7 @@ async fn round(core: &Core, after: &mut Option<u32>) -> bool {
 /// Gives room back that free segments hold beyond what is kept.
 async fn give_back(core: &Core, full: bool) {
     let (shared, io) = (&core.shared, &core.stripes.io);
-    let wanted = shared.admission.wanted(shared.extent_count());
+    let wanted = shared.admission.wanted();
     let turned_over = (u64::from(shared.set.segment_count) / 8).max(3) + KEPT_MIN;
     let kept = wanted.total + if full { 0 } else { turned_over };
     while let Some(segment) = shared.segments.take_surplus(kept) {

@@ -7,15 +7,18 @@
 //! A section is: tag (1 byte), length of the body (4), CRC32C of the body (4), body. The stream begins with the volumes, in
 //! stripes of their own, so that wrapped keys of deleted volumes can be overwritten.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::codec::{CutShort, Reader, Writer};
+use super::layers::Tree;
 use super::map::{Extent, RecordLocation};
+use super::message::MergedShard;
+use super::page::{HEIGHT_MAX, PageError, PagePointer, Shape};
 use super::segments::{SegmentUse, Window};
-use super::shared::{Volume, VolumeKeys};
+use super::shared::{Usage, UsageDelta, Volume, VolumeKeys};
 use super::stripe::{Sequence, StripeLocation};
 use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
@@ -28,6 +31,9 @@ const TAG_SHARD: u8 = b'S';
 const TAG_EXTENTS: u8 = b'E';
 const TAG_WINDOW: u8 = b'W';
 const TAG_DATA_SEGMENTS: u8 = b'D';
+const TAG_LIVE_SEGMENTS: u8 = b'L';
+const TAG_TREE: u8 = b'T';
+const TAG_USAGE: u8 = b'U';
 const TAG_STREAM: u8 = b'H';
 const TAG_COUNTERS: u8 = b'C';
 const TAG_END: u8 = b'Z';
@@ -37,13 +43,17 @@ const SECTION_BYTES_MAX: usize = 1 << 22;
 /// Segments listed in one section, so that a pool of any size stays below that.
 const SECTION_USES: usize = 1 << 16;
 const ROOT_MAGIC: [u8; 4] = *b"CKPT";
-const ROOT_VERSION: u32 = 1;
+/// Version 1 held the maps themselves, in sections `S` and `E`, and segments without what is alive in them, in `D`. Those are
+/// read, and not written any more.
+const ROOT_VERSION: u32 = 2;
 
 /// Why a checkpoint can't be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("cut short")]
     Short(#[from] CutShort),
+    #[error(transparent)]
+    Page(#[from] PageError),
     #[error("section {tag:#x}: checksum is wrong")]
     SectionCrc { tag: u8 },
     #[error("section {tag:#x} is unknown")]
@@ -87,7 +97,7 @@ impl Root {
 
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut input = Reader::new(bytes);
-        if input.array::<4>()? != ROOT_MAGIC || input.u32()? != ROOT_VERSION {
+        if input.array::<4>()? != ROOT_MAGIC || !(1..=ROOT_VERSION).contains(&input.u32()?) {
             return Err(DecodeError::Field("root"));
         }
         let (count, volume_parts) = (input.u32()?, input.u32()?);
@@ -120,8 +130,22 @@ pub enum Section {
         shard: u16,
         extents: Vec<(u64, Extent)>,
     },
+    /// The shard's map up to the watermark.
+    Tree {
+        volume: u32,
+        shard: u16,
+        watermark: u64,
+        tree: Tree,
+    },
+    /// What the trees of a volume lead to.
+    Usage {
+        volume: u32,
+        usage: UsageDelta,
+    },
     Window(Vec<SegmentUse>),
     DataSegments(Vec<SegmentUse>),
+    /// Segments that hold data, with the bytes that trees lead to.
+    LiveSegments(Vec<(SegmentUse, u64)>),
     /// The first `settled` stripes of a stream of this mount need no replay.
     Stream {
         stream: u32,
@@ -170,36 +194,42 @@ impl SectionWriter {
         }
     }
 
-    pub fn shard(&mut self, volume: u32, shard: u16, watermark: u64) {
+    pub fn tree(&mut self, shard: &MergedShard) {
         let mut out = Writer::default();
-        out.u32(volume).u16(shard).u64(watermark);
-        self.section(TAG_SHARD, &out);
+        let tree = &shard.tree;
+        out.u32(shard.volume).u16(shard.shard).u64(shard.watermark).u8(tree.height).u8(tree.root.is_some().into());
+        if let Some(root) = &tree.root {
+            root.write(&mut out);
+        }
+        self.section(TAG_TREE, &out);
     }
 
-    pub fn extents(&mut self, volume: u32, shard: u16, extents: &[(u64, Extent)]) {
+    pub fn usage(&mut self, volume: &Volume) {
+        let usage = volume.in_trees.value();
         let mut out = Writer::default();
-        out.u32(volume).u16(shard).u32(extents.len() as u32);
-        for (lba, extent) in extents {
-            out.u64(*lba).u16(extent.count).u16(extent.record_offset).u16(extent.record_blocks).u16(0);
-            out.u64(extent.generation).u32(extent.key_epoch);
-            out.u32(extent.location.stored_bytes).u32(extent.location.payload_offset);
-            extent.location.stripe.write(&mut out);
+        out.u32(volume.id);
+        for value in [usage.extents, usage.blocks, usage.stored_bytes, usage.map_bytes].iter().chain(&usage.by_epoch) {
+            // None is negative, once all is merged.
+            out.u64((*value).max(0) as u64);
         }
-        self.section(TAG_EXTENTS, &out);
+        self.section(TAG_USAGE, &out);
     }
 
     pub fn window(&mut self, window: &Window) {
-        for (tag, uses) in [(TAG_WINDOW, &window.uses), (TAG_DATA_SEGMENTS, &window.data)] {
-            // One at least, also where there is nothing to list.
-            for start in (0..uses.len().max(1)).step_by(SECTION_USES) {
-                let uses = &uses[start..uses.len().min(start + SECTION_USES)];
-                let mut out = Writer::default();
-                out.u32(uses.len() as u32);
-                for used in uses {
-                    out.u32(used.index).u64(used.sequence.number).u64(used.sequence.nonce);
-                }
-                self.section(tag, &out);
+        for uses in window.uses.chunks(SECTION_USES) {
+            let mut out = Writer::default();
+            out.u32(uses.len() as u32);
+            uses.iter().for_each(|used| write_use(used, &mut out));
+            self.section(TAG_WINDOW, &out);
+        }
+        for uses in window.data.chunks(SECTION_USES) {
+            let mut out = Writer::default();
+            out.u32(uses.len() as u32);
+            for (used, live) in uses {
+                write_use(used, &mut out);
+                out.u64(*live);
             }
+            self.section(TAG_LIVE_SEGMENTS, &out);
         }
     }
 
@@ -221,7 +251,7 @@ impl SectionWriter {
 }
 
 /// Takes the next whole section off the front of `bytes`; `None` if it isn't all there yet.
-pub fn next_section(bytes: &[u8]) -> Result<Option<(Section, usize)>, DecodeError> {
+pub fn next_section(bytes: &[u8], shape: &Shape) -> Result<Option<(Section, usize)>, DecodeError> {
     let mut input = Reader::new(bytes);
     if bytes.len() < SECTION_HEAD_BYTES {
         return Ok(None);
@@ -240,6 +270,9 @@ pub fn next_section(bytes: &[u8]) -> Result<Option<(Section, usize)>, DecodeErro
         TAG_OLDER_KEY => Section::OlderKey { volume: body.u32()?, wrapped: read_key(&mut body)? },
         TAG_SHARD => Section::Shard { volume: body.u32()?, shard: body.u16()?, watermark: body.u64()? },
         TAG_EXTENTS => read_extents(&mut body)?,
+        TAG_TREE => read_tree(&mut body, shape)?,
+        TAG_USAGE => Section::Usage { volume: body.u32()?, usage: read_usage(&mut body)? },
+        TAG_LIVE_SEGMENTS => Section::LiveSegments(read_live(&mut body)?),
         TAG_WINDOW => Section::Window(read_uses(&mut body)?),
         TAG_DATA_SEGMENTS => Section::DataSegments(read_uses(&mut body)?),
         TAG_STREAM => Section::Stream { stream: body.u32()?, settled: body.u64()? },
@@ -282,8 +315,8 @@ fn read_volume(body: &mut Reader<'_>) -> Result<Volume, DecodeError> {
         lineage,
         keys: VolumeKeys::new(wrapped),
         closing: AtomicBool::new(false),
-        used_blocks: AtomicI64::new(0),
-        stored_bytes: AtomicI64::new(0),
+        in_trees: Usage::default(),
+        in_layers: Usage::default(),
         in_flight: AtomicU64::new(0),
         idle: Notify::new(),
     })
@@ -312,13 +345,54 @@ fn read_extents(body: &mut Reader<'_>) -> Result<Section, DecodeError> {
     Ok(Section::Extents { volume, shard, extents })
 }
 
+fn read_tree(body: &mut Reader<'_>, shape: &Shape) -> Result<Section, DecodeError> {
+    let (volume, shard, watermark) = (body.u32()?, body.u16()?, body.u64()?);
+    let (height, has_root) = (body.u8()?, body.u8()?);
+    if height > HEIGHT_MAX {
+        return Err(DecodeError::Field("height"));
+    }
+    let root = if has_root == 0 { None } else { Some(PagePointer::read(body, shape)?) };
+    Ok(Section::Tree { volume, shard, watermark, tree: Tree { height, root } })
+}
+
+fn read_usage(body: &mut Reader<'_>) -> Result<UsageDelta, DecodeError> {
+    let mut next = || body.u64()?.try_into().map_err(|_| DecodeError::Field("usage"));
+    Ok(UsageDelta {
+        extents: next()?,
+        blocks: next()?,
+        stored_bytes: next()?,
+        map_bytes: next()?,
+        by_epoch: [next()?, next()?],
+    })
+}
+
+fn write_use(used: &SegmentUse, out: &mut Writer) {
+    out.u32(used.index).u64(used.sequence.number).u64(used.sequence.nonce);
+}
+
+fn read_live(body: &mut Reader<'_>) -> Result<Vec<(SegmentUse, u64)>, DecodeError> {
+    let count = body.u32()?;
+    let mut uses = Vec::new();
+    for _ in 0..count {
+        let (used, live) = (read_use(body)?, body.u64()?);
+        if live > u64::from(u32::MAX) * 32 {
+            return Err(DecodeError::Field("live bytes"));
+        }
+        uses.push((used, live));
+    }
+    Ok(uses)
+}
+
+fn read_use(body: &mut Reader<'_>) -> Result<SegmentUse, DecodeError> {
+    let index = body.u32()?;
+    Ok(SegmentUse { index, sequence: Sequence { number: body.u64()?, nonce: body.u64()? } })
+}
+
 fn read_uses(body: &mut Reader<'_>) -> Result<Vec<SegmentUse>, DecodeError> {
     let count = body.u32()?;
     let mut uses = Vec::new();
     for _ in 0..count {
-        let index = body.u32()?;
-        let sequence = Sequence { number: body.u64()?, nonce: body.u64()? };
-        uses.push(SegmentUse { index, sequence });
+        uses.push(read_use(body)?);
     }
     Ok(uses)
 }
@@ -326,21 +400,25 @@ fn read_uses(body: &mut Reader<'_>) -> Result<Vec<SegmentUse>, DecodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::stripe::Sequence;
+    use crate::pool::options::Layout;
+
+    const LAYOUT: Layout =
+        Layout { data_shards: 4, parity_shards: 2, segment_bytes: 1 << 20, shard_bytes_max: 128 << 10 };
+    const SHAPE: Shape = Shape { layout: LAYOUT, segments: 1000 };
 
     /// A pool of many segments lists them in sections that its own reader takes; none is listed in one, too.
     #[test]
     fn segment_lists_of_any_length_are_read_back() {
         for count in [0u32, 1, 65_536, 65_537, 300_000] {
-            let used = |index| SegmentUse { index, sequence: Sequence { number: index.into(), nonce: 5 } };
+            let used = |index| (SegmentUse { index, sequence: Sequence { number: index.into(), nonce: 5 } }, 7);
             let window = Window { data: (0..count).map(used).collect(), ..Window::default() };
             let mut sections = SectionWriter::default();
             sections.window(&window);
             let (mut at, mut read) = (0, Vec::new());
             while at < sections.0.len() {
-                let (section, len) = next_section(&sections.0[at..]).unwrap().expect("a whole section");
+                let (section, len) = next_section(&sections.0[at..], &SHAPE).unwrap().expect("a whole section");
                 at += len;
-                if let Section::DataSegments(uses) = section {
+                if let Section::LiveSegments(uses) = section {
                     read.extend(uses);
                 }
             }

@@ -6,6 +6,7 @@ use nvmf_target::buffer::IoBuf;
 
 use super::checkpoint::{DecodeError, Part, Root, Section, next_section};
 use super::members::Failure;
+use super::page::Shape;
 use super::segments::{Purpose, SegmentUse, Segments};
 use super::stripe::{History, Sequence, StripeLocation};
 use super::stripe_io::{Label, StripeIo, WriteError};
@@ -22,6 +23,10 @@ pub enum WriteFailed {
     NoSegment,
     #[error("more stripes than a root can list")]
     TooLarge,
+    #[error("a map page could not be sealed")]
+    Seal,
+    #[error("a map page got no place")]
+    PageLost,
     #[error(transparent)]
     Stripe(#[from] WriteError),
 }
@@ -144,6 +149,7 @@ pub async fn read(
         return Err(ReadFailed::RootCrc);
     }
     let root = Root::decode(&payload)?;
+    let shape = Shape { layout: stripes.set().layout, segments: stripes.set().segment_count };
     let mut gathered: Vec<u8> = Vec::new();
     let mut ended = false;
     for (index, part) in root.parts.iter().enumerate() {
@@ -153,7 +159,7 @@ pub async fn read(
         }
         gathered.extend(read_part(stripes, index + 1, part.location, part.sequence).await?);
         let mut at = 0;
-        while let Some((section, len)) = next_section(&gathered[at..])? {
+        while let Some((section, len)) = next_section(&gathered[at..], &shape)? {
             at += len;
             ended = matches!(section, Section::End);
             take(section)?;

@@ -4,7 +4,7 @@
 //! requests. Invariants: a moved record keeps its bytes and birth, and leads to its copy only where the map still led to
 //! the original; the original stays until a checkpoint that no longer needs it is durable.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,14 +16,17 @@ use tokio::sync::oneshot;
 
 use super::coordinator::Control;
 use super::core::{Core, Shard};
+use super::map::Extent;
 use super::message::{Inner, Message, MoveFailed, MoveRecord, MoveRequest};
+use super::page::PageId;
 use super::read::Pins;
 use super::scan::{FoundRecord, find_records, find_stripes};
 use super::segments::SegmentUse;
 use super::shared::{InFlight, Volume};
 use super::stream::Change;
+use super::tree::Found;
 use super::write::all_written;
-use crate::stages::record::sealed_bound;
+use crate::stages::record::{Kind, sealed_bound};
 
 /// Segments fuller than this, in parts of a hundred, are not worth moving.
 const FULL_PERCENT: u64 = 92;
@@ -37,8 +40,7 @@ const PACKED_PERCENT: u64 = 80;
 /// How a round went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Round {
-    Gained,
-    Vain,
+    Moved,
     Nothing,
 }
 
@@ -46,23 +48,31 @@ enum Round {
 pub async fn run(core: Rc<Core>) {
     let shared = Arc::clone(&core.shared);
     let mut unmovable = HashSet::new();
+    // How things were when it gave up: as long as they are so it would give up again.
+    let mut given_up = None;
+    let state = || (shared.segments.live_total(), shared.stripes_written.load(Ordering::Relaxed));
     loop {
         shared.cleaning.notified().await;
+        if given_up == Some(state()) {
+            continue;
+        }
         shared.cleaner_busy.store(true, Ordering::SeqCst);
-        let mut vain = 0;
-        while shared.admission.is_low(&shared.segments, shared.extent_count())
+        // Only more than there ever was is a gain: pages that one round writes and the next gives back are none.
+        let (mut vain, mut best) = (0, available(&core));
+        while shared.admission.is_low(&shared.segments)
             && !shared.closing.load(Ordering::SeqCst)
             && !shared.set.is_failed()
         {
             match round(&core, &mut unmovable).await {
-                Round::Gained => vain = 0,
-                Round::Vain => vain += 1,
+                Round::Moved if available(&core) > best => (vain, best) = (0, available(&core)),
+                Round::Moved => vain += 1,
                 Round::Nothing => vain = VAIN_ROUNDS_MAX,
             }
             let stuck = vain >= VAIN_ROUNDS_MAX;
             shared.admission.set_stuck(stuck.then(|| shared.segments.live_total()));
             shared.space_event.notify_waiters();
             if stuck {
+                given_up = Some(state());
                 break;
             }
         }
@@ -76,17 +86,15 @@ pub async fn run(core: Rc<Core>) {
 
 async fn round(core: &Rc<Core>, unmovable: &mut HashSet<SegmentUse>) -> Round {
     let shared = &core.shared;
-    let before = available(core);
     let dead = shared.segments.closed().iter().filter(|(_, live)| *live == 0).count();
     let victims = choose(core, unmovable);
-    if dead == 0 && victims.is_empty() {
+    // What has been overwritten counts as alive until it is merged: then there may be something to gain.
+    if dead == 0 && victims.is_empty() && shared.layers.runs() == 0 {
         return Round::Nothing;
     }
-    for used in victims {
-        if empty_segment(core, used).await.is_ok() {
-            shared.cleaned.fetch_add(1, Ordering::Relaxed);
-        } else {
-            unmovable.insert(used);
+    for used in &victims {
+        if empty_segment(core, *used).await.is_err() {
+            unmovable.insert(*used);
         }
     }
     let (reply, answer) = oneshot::channel();
@@ -94,7 +102,16 @@ async fn round(core: &Rc<Core>, unmovable: &mut HashSet<SegmentUse>) -> Round {
     if asked.is_err() || !matches!(answer.await, Ok(Ok(()))) {
         return Round::Nothing;
     }
-    if available(core) > before { Round::Gained } else { Round::Vain }
+    // Now the trees lead to the copies; what still lives in a victim can't be moved.
+    let closed: HashMap<SegmentUse, u64> = shared.segments.closed().into_iter().collect();
+    for used in victims {
+        match closed.get(&used) {
+            Some(live) if *live > 0 => drop(unmovable.insert(used)),
+            _ => drop(shared.cleaned.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+    unmovable.retain(|used| closed.contains_key(used));
+    Round::Moved
 }
 
 fn available(core: &Core) -> u64 {
@@ -122,7 +139,7 @@ fn choose(core: &Core, unmovable: &HashSet<SegmentUse>) -> Vec<SegmentUse> {
     if (victims.len() as u64) > moved.div_ceil(capacity / 100 * PACKED_PERCENT) { victims } else { Vec::new() }
 }
 
-/// Moves all that is alive out of a segment.
+/// Moves all that is alive out of a segment: its records now, its pages with the next checkpoint.
 pub(super) async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(), MoveFailed> {
     let mut batch = MoveBatch::new(core);
     // While it is pinned nobody else writes to it: a repair must not hit the segment's next use.
@@ -143,8 +160,7 @@ pub(super) async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(
             batch.send().await?;
         }
     }
-    batch.send().await?;
-    if core.shared.segments.live_bytes(used.index) == 0 { Ok(()) } else { Err(MoveFailed) }
+    batch.send().await
 }
 
 /// Records of several stripes, so that what is left of them shares new ones.
@@ -211,77 +227,72 @@ impl Core {
             return Ok(());
         }
         let shard = self.shard(&record.volume, record.shard);
-        let runs = live_runs(&shard, record);
-        let live: u64 = runs.iter().map(|run| run.end - run.start).sum();
-        if live == 0 {
+        if record.header.kind == Kind::Metadata {
+            self.move_page(&shard, record).await;
             return Ok(());
         }
+        if self.live_parts(&shard, record).await.is_empty() {
+            return Ok(());
+        }
+        self.layer_room().await.map_err(|_| MoveFailed)?;
         let birth = &record.header.birth;
-        let outdated = birth.key_epoch != record.volume.keys.current();
-        if outdated || live * 2 < birth.block_count {
-            return self.rewrite_live(&shard, record, runs).await;
+        // What is found alive from here on stays so until the copy is in its place.
+        let _held = shard.locks.enter(birth.lba..birth.lba + birth.block_count, true).await;
+        let parts = self.live_parts(&shard, record).await;
+        let live: u64 = parts.iter().map(|(_, extent)| u64::from(extent.count)).sum();
+        let outdated = || birth.key_epoch != record.volume.keys.current();
+        if outdated() || live * 2 < birth.block_count {
+            return self.rewrite_live(&shard, parts).await;
         }
         self.stream.room_for(self, record.bytes.len()).await;
-        if birth.key_epoch != record.volume.keys.current() {
+        if outdated() {
             // The volume has got a new key while there was no room.
-            return self.rewrite_live(&shard, record, runs).await;
+            return self.rewrite_live(&shard, parts).await;
         }
-        let written = self.move_whole(&shard, record);
+        let written = self.stream.append_bytes(&shard, Change::Relocate { parts }, &record.bytes);
         if matches!(written.await, Ok(Ok(()))) { Ok(()) } else { Err(MoveFailed) }
     }
 
-    /// Room has been made.
-    fn move_whole(&self, shard: &Rc<Shard>, record: &MoveRecord) -> super::stream::Written {
-        let birth = &record.header.birth;
-        let change = Change::Relocate {
-            range: birth.lba..birth.lba + birth.block_count,
-            generation: birth.generation,
-            from: record.location,
-        };
-        self.stream.append_bytes(shard, change, &record.bytes)
+    /// A page of a tree is written anew by the next merge.
+    async fn move_page(&self, shard: &Shard, record: &MoveRecord) {
+        let (number, id) = PageId::of_address(record.header.birth.lba);
+        if number != record.shard {
+            return;
+        }
+        let tree = shard.map.tree();
+        if let Found::Page(pointer) = self.maps.find(shard.tree_ref(), tree.sources(id), id).await.0
+            && pointer.location == record.location
+        {
+            shard.map.move_page(id);
+        }
     }
 
-    /// Writes what is left of a record that is mostly dead, or under an older key, anew, as a host would, with overlapping writes held off.
-    async fn rewrite_live(
-        &self,
-        shard: &Rc<Shard>,
-        record: &MoveRecord,
-        runs: Vec<Range<u64>>,
-    ) -> Result<(), MoveFailed> {
+    /// Writes what is left of a record that is mostly dead, or under an older key, anew, as a host would. Its blocks are held.
+    async fn rewrite_live(&self, shard: &Rc<Shard>, parts: Vec<(u64, Extent)>) -> Result<(), MoveFailed> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for (lba, extent) in parts {
+            let end = lba + u64::from(extent.count);
+            match runs.last_mut() {
+                Some(last) if last.end == lba => last.end = end,
+                _ => runs.push(lba..end),
+            }
+        }
         for run in runs {
-            let _held = shard.locks.enter(run.clone(), true).await;
-            for run in live_runs(shard, record).into_iter().filter_map(|live| intersect(&live, &run)) {
-                let plain = self.read_to_memory(shard, run.clone()).await.map_err(|_| MoveFailed)?;
-                self.stream.room_for(self, sealed_bound(plain.len(), shard.volume.block_shift)).await;
-                let written = self.log_data(shard, run, &plain).map_err(|_| MoveFailed)?;
-                if all_written(vec![written]).await != Outcome::Success {
-                    return Err(MoveFailed);
-                }
+            let plain = self.read_to_memory(shard, run.clone()).await.map_err(|_| MoveFailed)?;
+            self.stream.room_for(self, sealed_bound(plain.len(), shard.volume.block_shift)).await;
+            let written = self.log_data(shard, run, &plain).map_err(|_| MoveFailed)?;
+            if all_written(vec![written]).await != Outcome::Success {
+                return Err(MoveFailed);
             }
         }
         Ok(())
     }
-}
 
-/// The blocks of a record that its shard's map still leads to.
-fn live_runs(shard: &Shard, record: &MoveRecord) -> Vec<Range<u64>> {
-    let birth = &record.header.birth;
-    let map = shard.map.borrow();
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    for (lba, extent) in map.overlapping(birth.lba..birth.lba + birth.block_count) {
-        if extent.generation != birth.generation || extent.location != record.location {
-            continue;
-        }
-        let end = lba + u64::from(extent.count);
-        match runs.last_mut() {
-            Some(last) if last.end == lba => last.end = end,
-            _ => runs.push(lba..end),
-        }
+    /// The parts of a record that its shard's map still leads to.
+    async fn live_parts(&self, shard: &Shard, record: &MoveRecord) -> Vec<(u64, Extent)> {
+        let birth = &record.header.birth;
+        let runs = self.maps.lookup(shard.tree_ref(), &(birth.lba..birth.lba + birth.block_count)).await;
+        let own = |extent: &Extent| extent.generation == birth.generation && extent.location == record.location;
+        runs.iter().filter_map(|run| Some((run.lba, *run.extent()?))).filter(|(_, extent)| own(extent)).collect()
     }
-    runs
-}
-
-fn intersect(a: &Range<u64>, b: &Range<u64>) -> Option<Range<u64>> {
-    let both = a.start.max(b.start)..a.end.min(b.end);
-    (both.start < both.end).then_some(both)
 }

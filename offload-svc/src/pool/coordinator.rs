@@ -4,13 +4,15 @@
 //! before it is reported.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
-use tokio::sync::{Notify, mpsc, oneshot};
+use futures::future::join_all;
+use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
 use super::attach::{self, Coming, MemberError};
@@ -19,11 +21,10 @@ use super::checkpoint_io::{self, CheckpointWriter, WriteFailed};
 use super::core::{Core, Shard};
 use super::handle::{CheckpointError, VolumeError, VolumeSpec, volume_status};
 use super::members::Exclusion;
-use super::message::{DumpChunk, DumpRequest, Inner, Message};
+use super::message::{Inner, MergeRequest, Merged, MergedShard, Message};
 use super::segments::Plan;
-use super::shared::{Volume, VolumeKeys};
+use super::shared::{Books, Usage, Volume, VolumeKeys};
 use super::status::{KeyStatus, VolumeStatus};
-use super::stream::yield_now;
 use super::stripe_io::WriteError;
 use super::superblocks::Superblocks;
 use crate::stages::keys::{KeyEncryptionKey, KeyEpoch, LineageId, LineageKey};
@@ -32,15 +33,16 @@ use crate::stages::keys::{KeyEncryptionKey, KeyEpoch, LineageId, LineageKey};
 const VOLUMES_MAX: usize = 4096;
 /// Largest volume, in bytes: 2^56.
 const VOLUME_BYTES_MAX: u64 = 1 << 56;
-/// Extents in one section of a dump; others get their turn after each.
-const DUMP_EXTENTS: usize = 2048;
+
+/// Bytes by segment.
+pub type Weight = BTreeMap<u32, i64>;
 
 /// What the coordinator is asked.
 pub enum Control {
     Create(VolumeSpec, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
     Delete(String, oneshot::Sender<Result<(), VolumeError>>),
     /// Nothing of the volume is under way any longer.
-    FinishDelete(Arc<Volume>, oneshot::Sender<Result<(), VolumeError>>),
+    FinishDelete(Arc<Volume>, Weight, oneshot::Sender<Result<(), VolumeError>>),
     Rotate(String, oneshot::Sender<Result<KeyStatus, VolumeError>>),
     /// Nothing of the volume is under its older key any longer, or so it seemed.
     FinishRotation(Arc<Volume>, oneshot::Sender<bool>),
@@ -101,7 +103,9 @@ impl Coordinator {
             match request {
                 Control::Create(spec, reply) => drop(reply.send(self.create(spec).await)),
                 Control::Delete(name, reply) => self.begin_delete(&name, reply),
-                Control::FinishDelete(volume, reply) => drop(reply.send(self.delete(&volume).await)),
+                Control::FinishDelete(volume, weight, reply) => {
+                    drop(reply.send(self.delete(&volume, &weight).await));
+                }
                 Control::Rotate(name, reply) => drop(reply.send(self.rotate(&name).await)),
                 Control::FinishRotation(volume, reply) => drop(reply.send(self.finish_rotation(&volume).await)),
                 Control::Resize(name, size, reply) => drop(reply.send(self.resize(&name, size).await)),
@@ -156,14 +160,16 @@ impl Coordinator {
     /// Takes a checkpoint; afterwards, whoever waits for segments looks again.
     pub async fn checkpoint(&self, clean: bool) -> Result<(), CheckpointError> {
         let shared = &self.core.shared;
+        let begun = shared.checkpoints_begun.fetch_add(1, Ordering::SeqCst) + 1;
         let result = self.try_checkpoint(clean).await;
         shared.checkpoint_wanted.store(false, Ordering::SeqCst);
         if result.is_ok() {
             shared.checkpoints.fetch_add(1, Ordering::Relaxed);
         }
         if result.is_err() || shared.segments.left().0 == 0 {
-            shared.refusals.fetch_add(1, Ordering::SeqCst);
+            shared.refused.store(begun, Ordering::SeqCst);
         }
+        shared.checkpoints_ended.store(begun, Ordering::SeqCst);
         if let Err(error) = &result {
             tracing::warn!(%error, "no checkpoint");
         }
@@ -178,9 +184,11 @@ impl Coordinator {
         if shared.set.is_failed() {
             return Err(CheckpointError::TooFewMembers);
         }
-        let plan = shared.segments.begin_checkpoint();
+        let mut plan = shared.segments.begin_checkpoint();
+        let merged = self.merge().await?;
+        shared.segments.settle_plan(&mut plan);
         let mut writer = CheckpointWriter::new(&self.core.stripes, &shared.segments);
-        let written = self.write_checkpoint(&mut writer, &plan, clean).await;
+        let written = self.write_checkpoint(&mut writer, &plan, &merged, clean).await;
         let (pointer, root, window) = match written {
             Ok(written) => written,
             Err(error) => {
@@ -216,6 +224,7 @@ impl Coordinator {
         &self,
         writer: &mut CheckpointWriter<'_>,
         plan: &Plan,
+        merged: &[Merged],
         clean: bool,
     ) -> Result<(super::superblock::CheckpointPointer, Root, super::segments::Window), CheckpointError> {
         let shared = &self.core.shared;
@@ -226,10 +235,16 @@ impl Coordinator {
         }
         writer.put(&sections.0).await?;
         writer.end_volumes().await?;
-        self.collect_dumps(writer).await?;
-        let extents = shared.extent_count();
+        let mut sections = SectionWriter::default();
+        for merged in merged {
+            merged.shards.iter().for_each(|shard| sections.tree(shard));
+            sections.stream(merged.stream, merged.settled);
+        }
+        shared.all_volumes().iter().for_each(|volume| sections.usage(volume));
+        writer.put(&sections.0).await?;
         let limit = if clean { 0 } else { shared.options.max_replay_segments as usize };
-        let keep = shared.admission.reserves(extents).checkpoint as usize;
+        let reserves = shared.admission.reserves();
+        let keep = (reserves.checkpoint + reserves.pages) as usize;
         let window = shared.segments.window(plan, limit, keep, || self.core.random_u64());
         let mut sections = SectionWriter::default();
         sections.window(&window);
@@ -240,28 +255,20 @@ impl Coordinator {
         Ok((pointer, root, window))
     }
 
-    async fn collect_dumps(&self, writer: &mut CheckpointWriter<'_>) -> Result<(), CheckpointError> {
+    /// Has every reactor bring what has been changed into its trees.
+    async fn merge(&self) -> Result<Vec<Merged>, CheckpointError> {
         let shared = &self.core.shared;
-        let (chunks, mut dumped) = mpsc::channel(4);
-        for reactor in 0..shared.reactors {
-            let request = DumpRequest { chunks: chunks.clone() };
-            shared.courier.send(reactor, Message(Inner::Dump(request)));
-        }
-        drop(chunks);
-        let mut ended = 0;
-        while let Some(chunk) = dumped.recv().await {
-            match chunk {
-                DumpChunk::Sections(sections) => writer.put(&sections).await?,
-                DumpChunk::End { stream, settled } => {
-                    let mut sections = SectionWriter::default();
-                    sections.stream(stream, settled);
-                    writer.put(&sections.0).await?;
-                    ended += 1;
-                }
-            }
-        }
+        let asked = (0..shared.reactors).map(|reactor| {
+            let (done, merged) = oneshot::channel();
+            shared.courier.send(reactor, Message(Inner::Merge(MergeRequest { done })));
+            merged
+        });
+        let asked: Vec<_> = asked.collect();
+        // All of them, also if one fails: none is asked again while it is at it.
+        let merged = join_all(asked).await;
         // A reactor that has ended would leave its shards out.
-        if ended == shared.reactors { Ok(()) } else { Err(CheckpointError::ReactorGone) }
+        let merged = merged.into_iter().map(|merged| Ok(merged.map_err(|_| CheckpointError::ReactorGone)??));
+        merged.collect()
     }
 
     async fn create(&self, spec: VolumeSpec) -> Result<VolumeStatus, VolumeError> {
@@ -282,8 +289,8 @@ impl Coordinator {
             lineage,
             keys: VolumeKeys::new(wrapped),
             closing: AtomicBool::new(false),
-            used_blocks: AtomicI64::new(0),
-            stored_bytes: AtomicI64::new(0),
+            in_trees: Usage::default(),
+            in_layers: Usage::default(),
             in_flight: AtomicU64::new(0),
             idle: Notify::new(),
         });
@@ -336,17 +343,32 @@ impl Coordinator {
         let core = Rc::clone(&self.core);
         self.core.env().spawn(Box::pin(async move {
             wait_idle(&volume).await;
-            // If the coordinator has ended, the caller hears that nobody answers.
-            let _ = core.shared.control.unbounded_send(Control::FinishDelete(volume, reply));
+            match weigh(&core, &volume).await {
+                // If the coordinator has ended, the caller hears that nobody answers.
+                Ok(weight) => {
+                    drop(core.shared.control.unbounded_send(Control::FinishDelete(volume, weight, reply)));
+                }
+                Err(error) => {
+                    // It stays as it was.
+                    volume.closing.store(false, Ordering::SeqCst);
+                    drop(reply.send(Err(error)));
+                }
+            }
         }));
     }
 
     /// Deletes a volume: a checkpoint does without it, and then what it had in memory goes. If the checkpoint fails, all is as
     /// it was, and the volume serves again.
-    async fn delete(&self, volume: &Arc<Volume>) -> Result<(), VolumeError> {
+    async fn delete(&self, volume: &Arc<Volume>, weight: &Weight) -> Result<(), VolumeError> {
+        let weigh_again = |sign: i64| {
+            weight.iter().for_each(|(segment, bytes)| self.core.shared.segments.count_trees(*segment, -sign * bytes));
+        };
+        // No checkpoint comes between: each has either the volume or the room.
+        weigh_again(1);
         self.with_volumes(|volumes| drop(volumes.remove(&volume.name)));
         if let Err(error) = self.checkpoint(false).await {
             self.with_volumes(|volumes| drop(volumes.insert(volume.name.clone(), Arc::clone(volume))));
+            weigh_again(-1);
             volume.closing.store(false, Ordering::SeqCst);
             return Err(error.into());
         }
@@ -384,7 +406,10 @@ impl Coordinator {
     }
 
     fn with_volumes(&self, change: impl FnOnce(&mut super::shared::VolumeTable)) {
-        change(&mut self.core.shared.volumes.write().unwrap_or_else(PoisonError::into_inner));
+        let shared = &self.core.shared;
+        let mut volumes = shared.volumes.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut volumes);
+        shared.admission.set_volumes(volumes.len());
     }
 }
 
@@ -393,6 +418,24 @@ fn check_size(size_bytes: u64, block_bytes: u32) -> Result<(), VolumeError> {
         return Err(VolumeError::Size { size_bytes, block_bytes });
     }
     Ok(())
+}
+
+/// What a volume that nobody changes any more leads to. First all of it is brought into its trees; then they are walked, beside
+/// whatever else goes on.
+async fn weigh(core: &Core, volume: &Arc<Volume>) -> Result<Weight, VolumeError> {
+    let shared = &core.shared;
+    let (reply, answer) = oneshot::channel();
+    let asked = shared.control.unbounded_send(Control::Checkpoint(Some(reply)));
+    asked.map_err(|_| VolumeError::Closed)?;
+    answer.await.map_err(|_| VolumeError::Closed)??;
+    let mut weight = Weight::new();
+    for reactor in 0..shared.reactors {
+        let (done, weighed) = oneshot::channel();
+        shared.courier.send(reactor, Message(Inner::Weigh { volume: Arc::clone(volume), done }));
+        let part = weighed.await.map_err(|_| VolumeError::Checkpoint(CheckpointError::ReactorGone))?;
+        part.into_iter().for_each(|(segment, bytes)| *weight.entry(segment).or_default() += bytes);
+    }
+    Ok(weight)
 }
 
 async fn wait_idle(volume: &Volume) {
@@ -410,6 +453,7 @@ impl From<WriteFailed> for CheckpointError {
         match error {
             WriteFailed::NoSegment => Self::NoSpace,
             WriteFailed::TooLarge => Self::TooLarge,
+            WriteFailed::Seal | WriteFailed::PageLost => Self::Map,
             WriteFailed::Stripe(WriteError::NoSpace) => Self::MemberFull,
             WriteFailed::Stripe(WriteError::TooFewMembers) => Self::TooFewMembers,
         }
@@ -417,38 +461,36 @@ impl From<WriteFailed> for CheckpointError {
 }
 
 impl Core {
-    /// Sends out this reactor's maps, in slices. Changes go on meanwhile: what a slice misses or has too early has a
-    /// generation above the watermark, and the window's records bring it right.
-    pub async fn dump(&self, request: DumpRequest) {
-        let newest = self.shared.segments.next_number();
-        self.stream.retire(self, newest.saturating_sub(self.shared.options.max_replay_segments.into()));
-        let (stream, settled) = (self.index as u32, self.stream.settled());
+    /// Brings this reactor's changes into its trees. Changes go on meanwhile, in the layers; their generations are above the
+    /// watermarks.
+    pub async fn merge(&self, request: MergeRequest) {
+        let shared = &self.shared;
+        let newest = shared.segments.next_number();
+        let old = newest.saturating_sub(shared.options.max_replay_segments.into());
+        self.stream.retire(self, old);
+        self.maps.writer.retire(&self.records, old);
+        // All at one moment: what is settled, what is frozen, and up to which generation.
+        let settled = self.stream.settled();
         // A volume that is not there any more is being deleted: the checkpoint does without it.
-        let volumes = self.shared.all_volumes();
+        let volumes = shared.all_volumes();
         let is_there = |shard: &Rc<Shard>| volumes.iter().any(|volume| Arc::ptr_eq(volume, &shard.volume));
-        for shard in self.all_shards().into_iter().filter(is_there) {
-            let mut sections = SectionWriter::default();
-            let (volume, number) = (shard.volume.id, shard.number);
-            sections.shard(volume, number, shard.applied.get());
-            let mut at = 0;
-            loop {
-                let extents: Vec<_> = shard.map.borrow().from(at).take(DUMP_EXTENTS).collect();
-                if let Some((lba, last)) = extents.last() {
-                    at = lba + u64::from(last.count);
-                    sections.extents(volume, number, &extents);
-                }
-                let done = extents.len() < DUMP_EXTENTS;
-                let chunk = DumpChunk::Sections(std::mem::take(&mut sections.0));
-                if request.chunks.send(chunk).await.is_err() {
-                    return;
-                }
-                if done {
-                    break;
-                }
-                yield_now().await;
-            }
-        }
+        let shards: Vec<_> = self.all_shards().into_iter().filter(is_there).collect();
+        let frozen = |shard: &Rc<Shard>| {
+            shard.map.freeze(&mut Books { segments: &shared.segments, volume: &shard.volume }, &shared.layers);
+            (Rc::clone(shard), shard.applied.get())
+        };
+        let frozen: Vec<_> = shards.iter().map(frozen).collect();
+        let all: Vec<_> = shards.iter().map(|shard| shard.tree_ref()).collect();
+        let merged = self.maps.merge(&all, &shared.layers).await.map(|()| {
+            let merged = |(shard, watermark): &(Rc<Shard>, u64)| MergedShard {
+                volume: shard.volume.id,
+                shard: shard.number,
+                watermark: *watermark,
+                tree: shard.map.tree(),
+            };
+            Merged { stream: self.index as u32, settled, shards: frozen.iter().map(merged).collect() }
+        });
         // The checkpoint may have been given up.
-        let _ = request.chunks.send(DumpChunk::End { stream, settled }).await;
+        let _ = request.done.send(merged);
     }
 }

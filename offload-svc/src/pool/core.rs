@@ -4,7 +4,7 @@
 //! Invariant: everything here is touched by one thread only.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,20 +13,21 @@ use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
 
 use super::env::Env;
+use super::layers::{ShardMap, Tree};
 use super::locks::RangeLocks;
-use super::map::ExtentMap;
+use super::map::Run;
 use super::message::{Inner, Message};
-use super::shared::{Shared, Volume};
+use super::records::RecordIo;
+use super::shared::{Books, Shared, Volume};
 use super::stream::Stream;
 use super::stripe_io::SharedStripeIo;
-use crate::stages::keys::{KeyEpoch, Salt, SealingKey};
-use crate::stages::record::{MAX_PLAIN_BYTES, RecordCodec};
+use super::tree::{MapIo, ShardRef};
 
 /// One shard of a volume.
 pub struct Shard {
     pub volume: Arc<Volume>,
     pub number: u16,
-    pub map: RefCell<ExtentMap>,
+    pub map: ShardMap,
     /// The next record's generation.
     next: Cell<u64>,
     /// All generations up to it are in the map or will never be.
@@ -35,10 +36,21 @@ pub struct Shard {
 }
 
 impl Shard {
-    pub fn new(volume: Arc<Volume>, number: u16, map: ExtentMap, mounts: u64) -> Self {
+    pub fn new(volume: Arc<Volume>, number: u16, tree: Tree, mounts: u64) -> Self {
         let base = generation_base(mounts);
         let (next, applied) = (Cell::new(base + 1), Cell::new(base));
-        Self { volume, number, map: RefCell::new(map), next, applied, locks: RangeLocks::default() }
+        let map = ShardMap::new(&volume, number, tree);
+        Self { volume, number, map, next, applied, locks: RangeLocks::default() }
+    }
+
+    pub fn tree_ref(&self) -> ShardRef<'_> {
+        ShardRef { volume: &self.volume, number: self.number, map: &self.map }
+    }
+
+    /// Makes a change to the map.
+    pub fn change(&self, shared: &Shared, run: Run) {
+        let mut books = Books { segments: &shared.segments, volume: &self.volume };
+        self.map.apply(run, &mut books, &shared.layers);
     }
 
     pub fn take_generation(&self) -> u64 {
@@ -57,30 +69,22 @@ pub struct Core {
     pub shared: Arc<Shared>,
     pub stripes: SharedStripeIo,
     pub stream: Stream,
-    pub codec: RefCell<RecordCodec>,
-    /// Where records are opened.
-    pub scratch: RefCell<Vec<u8>>,
+    pub records: Rc<RecordIo>,
+    pub maps: MapIo,
     shards: RefCell<HashMap<(u32, u16), Rc<Shard>>>,
-    sealers: RefCell<HashMap<u32, (KeyEpoch, SealingKey)>>,
     started: Instant,
 }
 
 impl Core {
     pub fn new(index: usize, shared: Arc<Shared>, stripes: SharedStripeIo, shards: Vec<Shard>) -> Self {
-        let codec = RecordCodec::new(shared.engines, Arc::clone(&shared.keyring));
+        let (segments, keyring) = (Arc::clone(&shared.segments), Arc::clone(&shared.keyring));
+        let records = RecordIo::new(Rc::clone(&stripes), segments, keyring, shared.engines, shared.options.slow_read);
+        let records = Rc::new(records);
+        let cache_bytes = shared.options.map_cache_bytes() / shared.reactors as u64;
+        let maps = MapIo::new(Rc::clone(&records), cache_bytes, Arc::clone(&shared.pages_read));
         let keyed = shards.into_iter().map(|shard| ((shard.volume.id, shard.number), Rc::new(shard))).collect();
         let started = stripes.io.env.now();
-        Self {
-            index,
-            shared,
-            stripes,
-            stream: Stream::default(),
-            codec: RefCell::new(codec),
-            scratch: RefCell::new(vec![0; MAX_PLAIN_BYTES]),
-            shards: RefCell::new(keyed),
-            sealers: RefCell::new(HashMap::new()),
-            started,
-        }
+        Self { index, shared, stripes, stream: Stream::default(), records, maps, shards: RefCell::new(keyed), started }
     }
 
     pub fn env(&self) -> &Rc<dyn Env> {
@@ -93,15 +97,13 @@ impl Core {
     }
 
     pub fn random_u64(&self) -> u64 {
-        let mut bytes = [0; 8];
-        self.env().random(&mut bytes);
-        u64::from_le_bytes(bytes)
+        self.records.random_u64()
     }
 
     /// The shard of a volume; empty if nothing has been written to it.
     pub fn shard(&self, volume: &Arc<Volume>, number: u16) -> Rc<Shard> {
         let mut shards = self.shards.borrow_mut();
-        let fresh = || Rc::new(Shard::new(Arc::clone(volume), number, ExtentMap::default(), self.shared.mounts));
+        let fresh = || Rc::new(Shard::new(Arc::clone(volume), number, Tree::default(), self.shared.mounts));
         Rc::clone(shards.entry((volume.id, number)).or_insert_with(fresh))
     }
 
@@ -109,24 +111,6 @@ impl Core {
         let mut all: Vec<_> = self.shards.borrow().values().cloned().collect();
         all.sort_by_key(|shard| (shard.volume.id, shard.number));
         all
-    }
-
-    /// Runs `work` with the key that this reactor seals a volume's records of an epoch under: one per mount, reactor,
-    /// volume and epoch, under a fresh random salt. `None` if the key is gone.
-    pub fn with_sealer<T>(
-        &self,
-        volume: &Volume,
-        epoch: KeyEpoch,
-        work: impl FnOnce(&mut SealingKey) -> T,
-    ) -> Option<T> {
-        let mut sealers = self.sealers.borrow_mut();
-        if sealers.get(&volume.id).is_none_or(|(held, _)| *held != epoch) {
-            let key = self.shared.keyring.get(volume.lineage, epoch)?;
-            let mut salt = [0; 16];
-            self.env().random(&mut salt);
-            sealers.insert(volume.id, (epoch, key.sealing_key(Salt(salt), &self.shared.engines)));
-        }
-        sealers.get_mut(&volume.id).map(|(_, sealer)| work(sealer))
     }
 
     /// Takes messages for as long as there are senders.
@@ -141,11 +125,15 @@ impl Core {
         let task_core = Rc::clone(core);
         core.env().spawn(match message.0 {
             Inner::Piece(piece) => Box::pin(async move { task_core.serve_piece(piece).await }),
-            Inner::Dump(request) => Box::pin(async move { task_core.dump(request).await }),
+            Inner::Merge(request) => Box::pin(async move { task_core.merge(request).await }),
             Inner::Move(request) => Box::pin(async move { task_core.move_records(request).await }),
             Inner::Rekey { volume, done } => Box::pin(async move {
                 task_core.rekey(&volume).await;
                 let _ = done.send(());
+            }),
+            Inner::Weigh { volume, done } => Box::pin(async move {
+                // Whoever asked may have given up.
+                let _ = done.send(task_core.weigh(&volume).await);
             }),
             Inner::Forget { volume, done } => Box::pin(async move {
                 task_core.forget(&volume);
@@ -159,7 +147,7 @@ impl Core {
     }
 
     fn forget(&self, volume: &Volume) {
-        self.sealers.borrow_mut().remove(&volume.id);
+        self.records.forget(volume);
         let mut gone = Vec::new();
         self.shards.borrow_mut().retain(|(id, _), shard| {
             let keep = *id != volume.id;
@@ -169,8 +157,19 @@ impl Core {
             keep
         });
         for shard in gone {
-            let mut books = super::shared::Books::of(&self.shared, volume);
-            shard.map.borrow_mut().remove(0..u64::MAX, &mut books);
+            let mut books = Books { segments: &self.shared.segments, volume };
+            shard.map.forget(&mut books, &self.shared.layers);
         }
+    }
+
+    /// What this reactor's trees of a volume lead to, in bytes by segment.
+    async fn weigh(&self, volume: &Arc<Volume>) -> BTreeMap<u32, i64> {
+        let mut weight = BTreeMap::new();
+        for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, volume)) {
+            for (segment, bytes) in self.maps.weigh(shard.tree_ref()).await {
+                *weight.entry(segment).or_default() += bytes;
+            }
+        }
+        weight
     }
 }

@@ -76,8 +76,10 @@ pub enum CheckpointError {
     MemberFull,
     #[error("fewer than k members are left")]
     TooFewMembers,
-    #[error("the map is larger than a checkpoint can hold")]
+    #[error("there are more segments or volumes than a checkpoint can hold")]
     TooLarge,
+    #[error("a page of a map can't be written")]
+    Map,
     #[error("a reactor has ended")]
     ReactorGone,
     #[error("the pool is closed")]
@@ -204,7 +206,8 @@ impl Pool {
             max_replay_segments: shared.options.max_replay_segments.into(),
             checkpoints: shared.checkpoints.load(Ordering::Relaxed),
             cleaned_segments: shared.cleaned.load(Ordering::Relaxed),
-            map_extents: shared.extents.load(Ordering::Relaxed).max(0) as u64,
+            map_extents: shared.extent_count(),
+            map_pages_read: shared.pages_read.load(Ordering::Relaxed),
             rebuild: shared.rebuild.status(),
             scrub: shared.scrub.status(),
             mount: shared.report.clone(),
@@ -257,21 +260,23 @@ impl Pool {
         let raw_bytes: u64 = shared.set.places().iter().map(|member| member.identity().size_bytes).sum();
         let segments_bytes = u64::from(shared.set.segment_count) * segment * members;
         let [free, open, closed, checkpoint] = shared.segments.census();
-        let used_bytes = shared.segments.live_total().min((open + closed) * segment * data);
-        let reserves = shared.admission.reserves(shared.extents.load(Ordering::Relaxed).max(0) as u64);
-        let reserved = free.min(reserves.checkpoint + reserves.cleaning);
+        let held_bytes = (open + closed) * segment * data;
         let volumes = shared.all_volumes();
-        let logical = |volume: &Arc<Volume>| volume.used_blocks.load(Ordering::Relaxed).max(0) << volume.block_shift;
+        let used_bytes = volumes.iter().map(|volume| volume.stored_bytes()).sum::<u64>().min(held_bytes);
+        let map_bytes = volumes.iter().map(|volume| volume.map_bytes()).sum::<u64>().min(held_bytes - used_bytes);
+        let reserves = shared.admission.reserves();
+        let reserved = free.min(reserves.checkpoint + reserves.pages + reserves.cleaning);
+        let logical = |volume: &Arc<Volume>| volume.used_blocks() << volume.block_shift;
         Space {
             raw_bytes,
-            metadata_bytes: raw_bytes - segments_bytes,
+            metadata_bytes: raw_bytes - segments_bytes + map_bytes,
             parity_bytes: u64::from(shared.set.segment_count) * segment * parity,
             reserve_bytes: reserved * segment * data,
             checkpoint_bytes: checkpoint * segment * data,
             used_bytes,
-            reclaimable_bytes: (open + closed) * segment * data - used_bytes,
+            reclaimable_bytes: held_bytes - used_bytes - map_bytes,
             free_bytes: (free - reserved) * segment * data,
-            logical_bytes: volumes.iter().map(|volume| logical(volume) as u64).sum(),
+            logical_bytes: volumes.iter().map(logical).sum(),
         }
     }
 }
@@ -282,8 +287,8 @@ pub(super) fn key_status(volume: &Volume) -> KeyStatus {
         cipher: volume.cipher.name().to_owned(),
         epoch: volume.keys.current().0,
         rotating: volume.keys.lock().len() > 1,
-        left_bytes: volume.keys.left_bytes(),
-        stored_bytes: volume.stored_bytes.load(Ordering::Relaxed).max(0) as u64,
+        left_bytes: volume.left_bytes(),
+        stored_bytes: volume.stored_bytes() + volume.map_bytes(),
     }
 }
 
@@ -295,7 +300,7 @@ pub(super) fn volume_status(volume: &Volume) -> VolumeStatus {
         block_bytes: volume.block_bytes(),
         compression: volume.compression.to_string(),
         cipher: volume.cipher.name().to_owned(),
-        used_bytes: (volume.used_blocks.load(Ordering::Relaxed).max(0) as u64) << volume.block_shift,
-        stored_bytes: volume.stored_bytes.load(Ordering::Relaxed).max(0) as u64,
+        used_bytes: volume.used_blocks() << volume.block_shift,
+        stored_bytes: volume.stored_bytes(),
     }
 }

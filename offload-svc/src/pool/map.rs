@@ -1,7 +1,8 @@
-//! A shard's map: which record holds each block.
+//! Extents, and layers of changes to a shard's map that are not in its tree yet.
 //!
-//! Owns the extents of one shard, by the volume's LBA. Must not know stripes, members or other shards. Invariant: extents
-//! never overlap, and each lies within one record; a block in no extent reads as zeroes.
+//! Owns what is known of a run of blocks, and how newer runs lie over older ones. Must not know pages, stripes or members.
+//! Invariant: the runs of a layer never overlap, and one that leads to a record lies within it. What a layer says nothing
+//! of, the layer or the tree beneath it decides.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
@@ -45,50 +46,145 @@ impl Extent {
     }
 
     /// The part from block `from` to block `to` of this extent.
-    fn part(&self, from: u16, to: u16) -> Self {
+    pub fn part(&self, from: u16, to: u16) -> Self {
         Self { record_offset: self.record_offset + from, count: to - from, ..*self }
     }
 }
 
-/// Told about every extent that enters or leaves a map, so that live bytes are counted.
+/// Told about every extent that enters or leaves a layer, so that live bytes are counted.
 pub trait Ledger {
     fn added(&mut self, extent: &Extent);
     fn removed(&mut self, extent: &Extent);
 }
 
-/// The extents of one shard.
-#[derive(Debug, Default)]
-pub struct ExtentMap {
-    extents: BTreeMap<u64, Extent>,
+/// What a run of blocks is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// In no record: reads as zeroes.
+    Hole,
+    /// Nobody can tell at the moment: the page that says so can't be read.
+    Lost,
+    Record(Extent),
 }
 
-impl ExtentMap {
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.extents.is_empty()
+/// A run of blocks that are alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub lba: u64,
+    pub count: u64,
+    pub what: What,
+}
+
+impl Run {
+    pub fn record(lba: u64, extent: Extent) -> Self {
+        Self { lba, count: extent.count.into(), what: What::Record(extent) }
     }
 
-    /// Maps `lba` and on to a whole record, in place of what was there.
+    pub fn end(&self) -> u64 {
+        self.lba + self.count
+    }
+
+    pub fn extent(&self) -> Option<&Extent> {
+        match &self.what {
+            What::Record(extent) => Some(extent),
+            What::Hole | What::Lost => None,
+        }
+    }
+
+    /// The part of it in a range that overlaps it.
+    pub fn clip(&self, range: &Range<u64>) -> Self {
+        let (lba, end) = (self.lba.max(range.start), self.end().min(range.end));
+        let what = match self.what {
+            // Extents are no longer than a record, so the offsets fit.
+            What::Record(extent) => What::Record(extent.part((lba - self.lba) as u16, (end - self.lba) as u16)),
+            other => other,
+        };
+        Self { lba, count: end - lba, what }
+    }
+}
+
+/// Lays the runs `over` on the runs `base`; each of them are in order and don't overlap. `hidden` is told of what is covered
+/// of the base.
+pub fn lay_over(base: impl IntoIterator<Item = Run>, over: &[Run], mut hidden: impl FnMut(&Run)) -> Vec<Run> {
+    let mut out = Vec::new();
+    let mut over = over.iter().peekable();
+    for run in base {
+        let mut rest = Some(run);
+        while let Some(run) = rest.take() {
+            while let Some(top) = over.next_if(|top| top.end() <= run.lba) {
+                out.push(*top);
+            }
+            match over.peek() {
+                Some(top) if top.lba < run.end() => {
+                    if run.lba < top.lba {
+                        out.push(run.clip(&(run.lba..top.lba)));
+                    }
+                    hidden(&run.clip(&(top.lba..top.end())));
+                    if top.end() < run.end() {
+                        rest = Some(run.clip(&(top.end()..run.end())));
+                    }
+                }
+                _ => out.push(run),
+            }
+        }
+    }
+    out.extend(over.copied());
+    out
+}
+
+/// Changes to the map of one shard.
+#[derive(Debug, Default)]
+pub struct Layer {
+    runs: BTreeMap<u64, (u64, What)>,
+}
+
+impl Layer {
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Maps `lba` and on to a record, in place of what the layer had there.
+    #[cfg(test)]
     pub fn insert(&mut self, lba: u64, extent: Extent, ledger: &mut impl Ledger) {
-        self.remove(lba..lba + u64::from(extent.count), ledger);
-        ledger.added(&extent);
-        self.extents.insert(lba, extent);
+        self.put(Run::record(lba, extent), ledger);
     }
 
     /// Unmaps a range.
+    #[cfg(test)]
     pub fn remove(&mut self, range: Range<u64>, ledger: &mut impl Ledger) {
+        if range.start < range.end {
+            self.put(Run { lba: range.start, count: range.end - range.start, what: What::Hole }, ledger);
+        }
+    }
+
+    /// Puts a run in place of what the layer had there.
+    pub fn put(&mut self, run: Run, ledger: &mut impl Ledger) {
+        // First what comes, so that a segment that is alive never counts as dead in between: others look at the counters.
+        if let Some(extent) = run.extent() {
+            ledger.added(extent);
+        }
+        self.forget(run.lba..run.end(), ledger);
+        self.runs.insert(run.lba, (run.count, run.what));
+    }
+
+    /// Says nothing of a range any more.
+    pub fn forget(&mut self, range: Range<u64>, ledger: &mut impl Ledger) {
         self.split_at(range.start, ledger);
         self.split_at(range.end, ledger);
         // In bursts: keys can't be removed while the tree is walked.
         let mut keys = [0u64; 64];
         loop {
             let mut found = 0;
-            for (slot, (key, _)) in keys.iter_mut().zip(self.extents.range(range.clone())) {
+            for (slot, (key, _)) in keys.iter_mut().zip(self.runs.range(range.clone())) {
                 *slot = *key;
                 found += 1;
             }
             for key in &keys[..found] {
-                if let Some(extent) = self.extents.remove(key) {
+                if let Some((_, What::Record(extent))) = self.runs.remove(key) {
                     ledger.removed(&extent);
                 }
             }
@@ -98,72 +194,50 @@ impl ExtentMap {
         }
     }
 
-    /// Cuts the extent that spans `lba`, if one does, so that one begins there.
+    /// Cuts the run that spans `lba`, if one does, so that one begins there.
     fn split_at(&mut self, lba: u64, ledger: &mut impl Ledger) {
-        let Some((&start, &extent)) = self.extents.range(..lba).next_back() else { return };
-        if start + u64::from(extent.count) <= lba {
+        let Some((&start, &(count, what))) = self.runs.range(..lba).next_back() else { return };
+        let run = Run { lba: start, count, what };
+        if run.end() <= lba {
             return;
         }
-        // The cut lies within the extent, so it fits its count.
-        let cut = (lba - start) as u16;
-        let (head, tail) = (extent.part(0, cut), extent.part(cut, extent.count));
-        // In this order, so that a segment that is alive never counts as dead in between: others look at the counters.
-        ledger.added(&head);
-        ledger.added(&tail);
-        ledger.removed(&extent);
-        self.extents.insert(start, head);
-        self.extents.insert(lba, tail);
+        let (head, tail) = (run.clip(&(start..lba)), run.clip(&(lba..run.end())));
+        // In this order, as in an insertion.
+        [head, tail].iter().filter_map(Run::extent).for_each(|extent| ledger.added(extent));
+        run.extent().into_iter().for_each(|extent| ledger.removed(extent));
+        self.runs.insert(start, (head.count, head.what));
+        self.runs.insert(lba, (tail.count, tail.what));
     }
 
-    /// The extents that overlap a range, each clipped to it, in order.
-    pub fn overlapping(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Extent)> + '_ {
-        let before = self.extents.range(..range.start).next_back();
-        let before = before.filter(move |(start, extent)| **start + u64::from(extent.count) > range.start);
-        let within = self.extents.range((Bound::Included(range.start), Bound::Excluded(range.end)));
-        let (from, to) = (range.start, range.end);
-        before.into_iter().chain(within).filter_map(move |(&start, extent)| {
-            let end = start + u64::from(extent.count);
-            let (first, last) = (start.max(from), end.min(to));
-            (first < last).then(|| (first, extent.part((first - start) as u16, (last - start) as u16)))
-        })
+    /// The runs that overlap a range, each clipped to it, in order.
+    pub fn overlapping(&self, range: Range<u64>) -> impl Iterator<Item = Run> + '_ {
+        let run = |(&lba, &(count, what)): (&u64, &(u64, What))| Run { lba, count, what };
+        let before = self.runs.range(..range.start).next_back().map(run);
+        let before = before.filter(|run| run.end() > range.start);
+        let within = self.runs.range((Bound::Included(range.start), Bound::Excluded(range.end))).map(run);
+        before.into_iter().chain(within).map(move |run| run.clip(&range))
     }
 
-    /// Leads the blocks of a range that are of `generation` to another copy of their record; only those at `from`, if
-    /// that is given. Gives the blocks changed.
-    pub fn relocate(
-        &mut self,
-        range: Range<u64>,
-        generation: u64,
-        from: Option<RecordLocation>,
-        to: RecordLocation,
-        ledger: &mut impl Ledger,
-    ) -> u64 {
-        let mut blocks = 0;
-        // Extents of one record lie within the record's range, so none begins before it.
-        for (_, extent) in self.extents.range_mut(range) {
-            if extent.generation != generation || from.is_some_and(|from| from != extent.location) {
-                continue;
-            }
-            let old = *extent;
-            extent.location = to;
-            // In this order, as in a cut: others look at the counters.
-            ledger.added(extent);
-            ledger.removed(&old);
-            blocks += u64::from(extent.count);
-        }
-        blocks
+    /// The first run that ends after `lba`, whole.
+    pub fn first_after(&self, lba: u64) -> Option<Run> {
+        let run = |(&lba, &(count, what)): (&u64, &(u64, What))| Run { lba, count, what };
+        let before = self.runs.range(..lba).next_back().map(run).filter(|run| run.end() > lba);
+        before.or_else(|| self.runs.range(lba..).next().map(run))
     }
 
-    /// The first block after which `limit` extents of the range have passed, or the range's end: where to cut a long
-    /// removal.
+    /// The first block after which `limit` runs of the range have passed, or the range's end: where to cut a long removal.
     pub fn slice_end(&self, range: Range<u64>, limit: usize) -> u64 {
-        let past = self.extents.range(range.start..range.end).nth(limit);
+        let past = self.runs.range(range.start..range.end).nth(limit);
         past.map_or(range.end, |(start, _)| *start)
     }
 
-    /// Whole extents from `lba` on: for a dump in slices. An extent that begins before `lba` is clipped.
-    pub fn from(&self, lba: u64) -> impl Iterator<Item = (u64, Extent)> + '_ {
-        self.overlapping(lba..u64::MAX)
+    /// Takes all of another layer, which is newer.
+    pub fn absorb(&mut self, newer: Layer, ledger: &mut impl Ledger) {
+        for (lba, (count, what)) in newer.runs {
+            // It has been counted already.
+            self.forget(lba..lba + count, ledger);
+            self.runs.insert(lba, (count, what));
+        }
     }
 }
 
@@ -202,7 +276,7 @@ mod tests {
         use rand::{RngExt, SeedableRng};
         for seed in 0..20 {
             let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
-            let (mut map, mut count) = (ExtentMap::default(), Count::default());
+            let (mut map, mut count) = (Layer::default(), Count::default());
             let mut model: HashMap<u64, (u32, u16)> = HashMap::new();
             let mut records: Vec<(u64, Extent)> = Vec::new();
             for step in 0..600u32 {
@@ -220,26 +294,69 @@ mod tests {
                         model.retain(|at, _| !(lba..lba + u64::from(blocks)).contains(at));
                     }
                     _ => {
-                        let Some((lba, extent)) = records.last().copied() else { continue };
+                        let Some((lba, extent)) = records.pop() else { continue };
                         let to = RecordLocation { payload_offset: 100_000 + step, ..extent.location };
-                        let range = lba..lba + u64::from(extent.count);
-                        map.relocate(range, extent.generation, Some(extent.location), to, &mut count);
+                        let left: Vec<Run> = map.overlapping(lba..lba + u64::from(extent.count)).collect();
+                        for run in left {
+                            if let What::Record(part) = run.what
+                                && part.location == extent.location
+                            {
+                                map.insert(run.lba, Extent { location: to, ..part }, &mut count);
+                            }
+                        }
                         let old = extent.location.payload_offset;
                         model.values_mut().filter(|v| v.0 == old).for_each(|v| v.0 = 100_000 + step);
-                        records.pop();
                     }
                 }
                 assert_eq!(count.blocks, model.len() as i64);
             }
             let mut seen = HashMap::new();
-            for (lba, extent) in map.overlapping(0..300) {
+            for run in map.overlapping(0..300) {
+                let (lba, Some(extent)) = (run.lba, run.extent()) else { continue };
                 for b in 0..extent.count {
                     seen.insert(lba + u64::from(b), (extent.location.payload_offset, extent.record_offset + b));
                 }
             }
             assert_eq!(seen, model, "seed {seed}");
-            map.remove(0..300, &mut count);
+            map.forget(0..300, &mut count);
             assert!(count.live.values().all(|live| *live == 0) && map.is_empty(), "seed {seed}");
+        }
+    }
+
+    /// Runs over runs, against one entry per block; what is hidden and what is left add up.
+    #[test]
+    fn runs_laid_over_others_agree_with_a_model() {
+        use rand::{RngExt, SeedableRng};
+        let layer = |rng: &mut rand::rngs::StdRng, first: u32| {
+            let (mut layer, mut count) = (Layer::default(), Count::default());
+            for step in 0..rng.random_range(0..20u32) {
+                let (lba, blocks) = (rng.random_range(0..100u64), rng.random_range(1..=16u16));
+                match rng.random_range(0..3) {
+                    0 => layer.remove(lba..lba + u64::from(blocks), &mut count),
+                    _ => layer.insert(lba, record(first + step, 1, blocks), &mut count),
+                }
+            }
+            layer.overlapping(0..200).collect::<Vec<Run>>()
+        };
+        let blocks = |runs: &[Run]| -> HashMap<u64, Option<(u32, u16)>> {
+            let of = |run: &Run, b: u64| {
+                run.extent().map(|extent| (extent.location.payload_offset, extent.record_offset + b as u16))
+            };
+            runs.iter().flat_map(|run| (0..run.count).map(move |b| (run.lba + b, of(run, b)))).collect()
+        };
+        for seed in 0..200 {
+            let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
+            let (base, over) = (layer(&mut rng, 0), layer(&mut rng, 1000));
+            let mut hidden = Vec::new();
+            let out = lay_over(base.clone(), &over, |run| hidden.push(*run));
+            assert!(out.windows(2).all(|pair| pair[0].end() <= pair[1].lba), "seed {seed}: {out:?}");
+            let mut expected = blocks(&base);
+            expected.extend(blocks(&over));
+            assert_eq!(blocks(&out), expected, "seed {seed}");
+            let covered = blocks(&over);
+            let mut gone = blocks(&base);
+            gone.retain(|block, _| covered.contains_key(block));
+            assert_eq!(blocks(&hidden), gone, "seed {seed}");
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Owns the messages and the [`Courier`] that carries them. Must not know what a reactor does with them. Invariant: a
 //! request's piece is answered exactly once, by [`Join::finish_piece`] or by its drop.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -11,6 +12,8 @@ use nvmf_target::backend::{Done, LbaRange, Outcome, Reply};
 use nvmf_target::buffer::IoBuf;
 use tokio::sync::oneshot;
 
+use super::checkpoint_io::WriteFailed;
+use super::layers::Tree;
 use super::map::RecordLocation;
 use super::shared::{InFlight, Volume};
 
@@ -27,12 +30,14 @@ pub struct Message(pub(super) Inner);
 pub(super) enum Inner {
     /// A piece of a request for a shard of the receiver.
     Piece(Piece),
-    /// Dump the maps of the receiver's shards.
-    Dump(DumpRequest),
+    /// Merge what has been changed in the receiver's shards into their trees.
+    Merge(MergeRequest),
     /// Records of a segment that is being cleaned, for the receiver's shards.
     Move(MoveRequest),
     /// Carry what is under a volume's older key over to the current one, as far as possible.
     Rekey { volume: Arc<Volume>, done: oneshot::Sender<()> },
+    /// Tell what the trees of a volume lead to, in bytes by segment.
+    Weigh { volume: Arc<Volume>, done: oneshot::Sender<BTreeMap<u32, i64>> },
     /// Forget a deleted volume's shards.
     Forget { volume: Arc<Volume>, done: oneshot::Sender<()> },
     /// Write out what is open, and answer when nothing is under way any more.
@@ -153,19 +158,26 @@ fn worse(a: Outcome, b: Outcome) -> Outcome {
     }
 }
 
-/// Asks a reactor for its maps, as sections of the checkpoint's stream.
-pub(super) struct DumpRequest {
-    pub chunks: tokio::sync::mpsc::Sender<DumpChunk>,
+/// Asks a reactor to merge; answered when its trees are durable.
+pub(super) struct MergeRequest {
+    pub done: oneshot::Sender<Result<Merged, WriteFailed>>,
 }
 
-/// A part of a reactor's dump.
-pub(super) enum DumpChunk {
-    Sections(Vec<u8>),
-    /// The reactor's shards are all out. They hold what is in the first `settled` stripes of its stream at least.
-    End {
-        stream: u32,
-        settled: u64,
-    },
+/// A reactor's trees as a checkpoint records them.
+pub(super) struct Merged {
+    pub stream: u32,
+    /// What is in the first so many stripes of its stream is in the trees.
+    pub settled: u64,
+    pub shards: Vec<MergedShard>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MergedShard {
+    pub volume: u32,
+    pub shard: u16,
+    /// All generations up to it are in the tree.
+    pub watermark: u64,
+    pub tree: Tree,
 }
 
 /// A record of a segment being cleaned.

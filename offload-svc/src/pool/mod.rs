@@ -21,8 +21,9 @@
 //!
 //! # Parts
 //!
-//! On members: `superblock`, `stripe`, `checkpoint`. In memory: `map`, `segments`, `space`, `shared`. At work on a
-//! reactor: `core`, `read`, `write`, `stream`, `clean`; on the first one also `coordinator`, `backing`,
+//! On members: `superblock`, `stripe`, `checkpoint`, `page`. In memory: `map`, `layers`, `segments`, `space`, `shared`. At
+//! work on a reactor: `core`, `records`, `tree`, `read`, `write`, `stream`, `merge`, `page_writer`, `clean`; on the first one
+//! also `coordinator`, `backing`,
 //! and what looks after the members: `rebuild`, `attach`, `scrub`, at the `pace` that requests leave them. Before all that:
 //! `probe`, `mount`.
 
@@ -36,17 +37,22 @@ mod coordinator;
 mod core;
 pub mod env;
 mod handle;
+mod layers;
 mod locks;
 mod map;
 mod members;
+mod merge;
 mod message;
 mod mount;
 pub mod options;
 mod pace;
+mod page;
+mod page_writer;
 mod probe;
 mod reactor;
 mod read;
 mod rebuild;
+mod records;
 mod rotate;
 mod scan;
 mod scrub;
@@ -60,6 +66,7 @@ mod stripe;
 mod stripe_io;
 mod superblock;
 mod superblocks;
+mod tree;
 mod volume;
 mod write;
 

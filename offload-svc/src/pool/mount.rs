@@ -1,13 +1,13 @@
 //! Mounting: from members to maps, with every durable write in them and every verdict durable before the first request.
 //!
-//! Owns the order of recovery: superblocks, checkpoint, replay, new checkpoint. Must not know reactors. Invariants: it can be
-//! cut short anywhere and begun again; it reads the checkpoint and its window and no more; it writes into no segment that
-//! the checkpoint it started from needs.
+//! Owns the order of recovery: superblocks, checkpoint, replay, merge, new checkpoint. Must not know reactors. Invariants: it can
+//! be cut short anywhere and begun again; it reads the checkpoint, its window, and the pages that what it replays belongs
+//! in, and no more; it writes into no segment that the checkpoint it started from needs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::future::join_all;
 
@@ -16,11 +16,14 @@ use super::checkpoint::{DecodeError, Root, Section, SectionWriter};
 use super::checkpoint_io::{self, CheckpointWriter, ReadFailed, WriteFailed};
 use super::core::generation_base;
 use super::env::{Env, MemberIndex};
-use super::map::{Extent, ExtentMap, Ledger};
+use super::layers::{LayerBudget, ShardMap, Tree};
+use super::map::{Extent, Run, What};
 use super::members::{Excluder, Identity, Member, MemberIo, MemberSet, TooFewMembers};
+use super::message::MergedShard;
 use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
 use super::probe::{ChooseError, Chosen, Cut, Refused, choose, probe};
 use super::rebuild::Comer;
+use super::records::RecordIo;
 use super::scan::{FoundRecord, SeenStreams, find_records, look_for_stripes};
 use super::segments::{SegmentUse, Segments, State, Unfinished, Wanted};
 use super::shared::{Books, Volume};
@@ -30,6 +33,7 @@ use super::stripe::ShardHeader;
 use super::stripe_io::StripeIo;
 use super::superblock::{GivenUp, Lag, Superblock};
 use super::superblocks::{Floor, SUPERBLOCKS_UNDER_WAY, Superblocks};
+use super::tree::{MapIo, ShardRef};
 use crate::stages::engines;
 use crate::stages::keys::{KeyEncryptionKey, Keyring, UnwrapError};
 use crate::stages::record::{Kind, RecordCodec};
@@ -77,20 +81,18 @@ pub enum MountError {
 }
 
 /// One shard as loaded.
-#[derive(Default)]
-pub(super) struct LoadedShard {
+struct LoadedShard {
     watermark: u64,
-    pub map: ExtentMap,
+    map: ShardMap,
 }
 
 /// A mounted pool that no reactor serves yet.
 pub struct Mounted {
     pub(super) set: Arc<MemberSet>,
     pub(super) options: MountOptions,
-    pub(super) segments: Segments,
-    pub(super) extents: i64,
+    pub(super) segments: Arc<Segments>,
     pub(super) volumes: BTreeMap<u32, Arc<Volume>>,
-    pub(super) shards: BTreeMap<(u32, u16), LoadedShard>,
+    pub(super) shards: BTreeMap<(u32, u16), Tree>,
     pub(super) keyring: Arc<Keyring>,
     pub(super) kek: Arc<KeyEncryptionKey>,
     pub(super) state: Superblock,
@@ -113,9 +115,11 @@ impl Mounted {
 struct Loaded {
     volumes: BTreeMap<u32, Arc<Volume>>,
     shards: BTreeMap<(u32, u16), LoadedShard>,
+    /// Of a checkpoint of version 1, which held the maps themselves.
     extents: BTreeMap<(u32, u16), Vec<(u64, Extent)>>,
     window: Vec<SegmentUse>,
-    data: Vec<SegmentUse>,
+    /// Segments that hold data, with the bytes that trees lead to.
+    data: Vec<(SegmentUse, u64)>,
     next_volume: u32,
     next_sequence: u64,
     /// By stream: how many of its stripes are in the maps.
@@ -142,7 +146,7 @@ pub async fn mount(
     check_anchor(&chosen.state, &options)?;
     let set = Arc::new(member_set(inputs, &chosen, &options));
     set.note_publication(chosen.state.publication());
-    let stripes = stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?;
+    let stripes = Rc::new(stripe_io(Rc::clone(&env), &set, &options, Excluder::Mounting)?);
     let floor = Arc::new(AtomicU64::new(0));
     let superblocks = superblocks(&env, &set, &chosen.state, &floor);
     remark_behind(&set, chosen.behind());
@@ -174,26 +178,31 @@ pub async fn mount(
     let stripes_lost = check_lost(&replay.streams.lost(&loaded.settled), options.force)?;
     let given_up = GivenUp { segments, stripes: stripes_lost, ..GivenUp::default() };
     report.stripes_lost = stripes_lost;
-    let segments =
-        Segments::new(states(&set, &loaded, &replay.written), loaded.next_sequence.max(replay.top_sequence + 1));
-    let extents = AtomicI64::new(0);
-    fill_maps(&mut loaded, &segments, &extents);
+    let next_sequence = loaded.next_sequence.max(replay.top_sequence + 1);
+    let segments = Arc::new(Segments::new(states(&set, &loaded, &replay.written), next_sequence));
+    for (used, live) in &loaded.data {
+        segments.count_trees(used.index, *live as i64);
+    }
+    let layers = LayerBudget::default();
+    fill_maps(&mut loaded, &segments, &layers);
     let mut codec = RecordCodec::new(*engines::chosen(), Arc::clone(&keyring));
     let discarded = std::mem::take(&mut replay.discarded);
-    replay.apply(&mut loaded, &segments, &extents, &mut codec, &mut report);
+    replay.apply(&mut loaded, &Place { segments: &segments, layers: &layers }, &mut codec, &mut report);
     let mounts = chosen.state.mounts + 1;
-    let extents = extents.load(Ordering::Relaxed);
+    let sources = (Rc::clone(&stripes), Arc::clone(&segments), Arc::clone(&keyring));
+    let records = RecordIo::new(sources.0, sources.1, sources.2, *engines::chosen(), options.slow_read);
+    let maps = MapIo::new(Rc::new(records), options.map_cache_bytes(), Arc::default());
     let new = NewCheckpoint {
-        stripes: &stripes,
-        segments: &segments,
+        maps: &maps,
         loaded: &loaded,
+        layers: &layers,
         options: &options,
         mounts,
         floor: floor.load(Ordering::Relaxed),
         distrusted: &distrusted(&chosen),
         given_up,
     };
-    let root = new.write(&superblocks, extents).await?;
+    let root = new.write(&superblocks).await?;
     // Nothing is relied on with them now.
     restore_sizes(&*env, &set, away.iter());
     // Only now, as a mount that fails changes nothing: what was never finished must not look like something lost later.
@@ -208,9 +217,8 @@ pub async fn mount(
         set,
         options,
         segments,
-        extents,
         volumes: loaded.volumes,
-        shards: loaded.shards,
+        shards: loaded.shards.into_iter().map(|(key, shard)| (key, shard.map.tree())).collect(),
         keyring,
         kek,
         returning: returning(inputs, &chosen),
@@ -396,10 +404,12 @@ impl Loaded {
                 keys.insert(0, wrapped);
             }
             Section::Shard { volume, shard, watermark } => {
-                if !self.volumes.contains_key(&volume) || shard >= SHARDS_PER_VOLUME {
-                    return Err(DecodeError::Field("shard"));
-                }
-                self.shards.entry((volume, shard)).or_default().watermark = watermark;
+                self.load_shard(volume, shard, watermark, Tree::default())?;
+            }
+            Section::Tree { volume, shard, watermark, tree } => self.load_shard(volume, shard, watermark, tree)?,
+            Section::Usage { volume, usage } => {
+                let volume = self.volumes.get(&volume).ok_or(DecodeError::Field("usage"))?;
+                volume.in_trees.add(&usage);
             }
             Section::Extents { volume, shard, extents } => {
                 let fits = |extent: &Extent| {
@@ -413,13 +423,28 @@ impl Loaded {
                 self.extents.entry((volume, shard)).or_default().extend(extents);
             }
             Section::Window(uses) => self.window.extend(check_uses(uses, set)?),
-            Section::DataSegments(uses) => self.data.extend(check_uses(uses, set)?),
+            Section::DataSegments(uses) => {
+                self.data.extend(check_uses(uses, set)?.into_iter().map(|used| (used, 0)));
+            }
+            Section::LiveSegments(uses) => {
+                if !uses.iter().all(|(used, _)| used.index < set.segment_count) {
+                    return Err(DecodeError::Field("segment"));
+                }
+                self.data.extend(uses);
+            }
             Section::Stream { stream, settled } => drop(self.settled.insert(stream, settled)),
             Section::Counters { next_volume, next_sequence } => {
                 (self.next_volume, self.next_sequence) = (next_volume, next_sequence);
             }
             Section::End => {}
         }
+        Ok(())
+    }
+
+    fn load_shard(&mut self, volume: u32, shard: u16, watermark: u64, tree: Tree) -> Result<(), DecodeError> {
+        let owner = self.volumes.get(&volume).filter(|_| shard < SHARDS_PER_VOLUME);
+        let map = ShardMap::new(owner.ok_or(DecodeError::Field("shard"))?, shard, tree);
+        self.shards.insert((volume, shard), LoadedShard { watermark, map });
         Ok(())
     }
 }
@@ -434,7 +459,7 @@ fn check_uses(uses: Vec<SegmentUse>, set: &MemberSet) -> Result<Vec<SegmentUse>,
 /// no stripe of the old sequence there either.
 fn states(set: &MemberSet, loaded: &Loaded, written: &HashSet<u32>) -> Vec<State> {
     let mut states = vec![State::Free; set.segment_count as usize];
-    for used in &loaded.data {
+    for (used, _) in &loaded.data {
         states[used.index as usize] = State::Closed(used.sequence);
     }
     for used in loaded.window.iter().filter(|used| written.contains(&used.index)) {
@@ -449,26 +474,32 @@ fn states(set: &MemberSet, loaded: &Loaded, written: &HashSet<u32>) -> Vec<State
     states
 }
 
-/// Brings the checkpoint's extents into the maps.
-fn fill_maps(loaded: &mut Loaded, segments: &Segments, extents: &AtomicI64) {
+/// Brings the extents of a checkpoint of version 1 into the maps: as changes, which the new checkpoint makes pages of.
+fn fill_maps(loaded: &mut Loaded, segments: &Segments, layers: &LayerBudget) {
+    let place = Place { segments, layers };
     for (key, list) in std::mem::take(&mut loaded.extents) {
-        let (Some(volume), Some(shard)) = (loaded.volumes.get(&key.0), loaded.shards.get_mut(&key)) else { continue };
-        let mut books = Books { segments, extents, volume };
+        let (Some(volume), Some(shard)) = (loaded.volumes.get(&key.0), loaded.shards.get(&key)) else { continue };
         for (lba, extent) in list {
             // Overlap only where a slice was dumped before a later one's write: the later generation counts.
-            insert_newer(&mut shard.map, lba, extent, &mut books);
+            place.put_older(volume, shard, Run::record(lba, extent), extent.generation);
         }
     }
 }
 
-/// Maps an extent's blocks where the map has nothing newer.
-fn insert_newer(map: &mut ExtentMap, lba: u64, extent: Extent, ledger: &mut impl Ledger) {
-    let range = lba..lba + u64::from(extent.count);
-    let newer: Vec<(u64, Extent)> =
-        map.overlapping(range.clone()).filter(|(_, other)| other.generation > extent.generation).collect();
-    map.insert(lba, extent, ledger);
-    for (at, other) in newer {
-        map.insert(at, other, ledger);
+/// Where replayed changes go.
+struct Place<'a> {
+    segments: &'a Segments,
+    layers: &'a LayerBudget,
+}
+
+impl Place<'_> {
+    /// Makes a change of a generation where nothing newer is known.
+    fn put_older(&self, volume: &Volume, shard: &LoadedShard, run: Run, generation: u64) {
+        let newer = |other: &Run| other.extent().is_some_and(|extent| extent.generation > generation);
+        let newer: Vec<Run> = shard.map.view(&(run.lba..run.end())).into_iter().filter(newer).collect();
+        let mut books = Books { segments: self.segments, volume };
+        shard.map.apply(run, &mut books, self.layers);
+        newer.into_iter().for_each(|run| shard.map.apply(run, &mut books, self.layers));
     }
 }
 
@@ -565,14 +596,7 @@ async fn scan_segment(stripes: &StripeIo, used: SegmentUse) -> Scanned {
 
 impl Replay {
     /// Applies the records in the order of their generations, so that the last write of each block remains.
-    fn apply(
-        mut self,
-        loaded: &mut Loaded,
-        segments: &Segments,
-        extents: &AtomicI64,
-        codec: &mut RecordCodec,
-        report: &mut MountReport,
-    ) {
+    fn apply(mut self, loaded: &mut Loaded, place: &Place<'_>, codec: &mut RecordCodec, report: &mut MountReport) {
         self.records.sort_by_key(|found| {
             let header = &found.header;
             (header.owner.volume, header.owner.shard, header.birth.generation)
@@ -584,26 +608,25 @@ impl Replay {
             if owner.shard >= SHARDS_PER_VOLUME || found.header.birth.lineage != volume.lineage {
                 continue;
             }
-            let shard = loaded.shards.entry((owner.volume, owner.shard)).or_default();
-            let mut books = Books { segments, extents, volume };
+            let fresh = || LoadedShard { watermark: 0, map: ShardMap::new(volume, owner.shard, Tree::default()) };
+            let shard = loaded.shards.entry((owner.volume, owner.shard)).or_insert_with(fresh);
             report.records_replayed += 1;
-            replay_one(shard, found, codec, &mut books);
+            if let Some(run) = replayed(shard, found, codec) {
+                place.put_older(volume, shard, run, found.header.birth.generation);
+            }
         }
     }
 }
 
-fn replay_one(shard: &mut LoadedShard, found: &FoundRecord, codec: &mut RecordCodec, ledger: &mut impl Ledger) {
+/// The change that a record stands for, unless the tree has it. A record that was moved after the checkpoint is there twice: the
+/// tree leads to the original, which is good until the next checkpoint.
+fn replayed(shard: &LoadedShard, found: &FoundRecord, codec: &mut RecordCodec) -> Option<Run> {
     let birth = &found.header.birth;
-    let range = birth.lba..birth.lba + birth.block_count;
-    let known = birth.generation <= shard.watermark;
+    if birth.generation <= shard.watermark {
+        return None;
+    }
     match found.header.kind {
         Kind::Data => {
-            // A moved record: the map may lead to either copy, and both are good until the next checkpoint.
-            shard.map.relocate(range, birth.generation, None, found.location, ledger);
-            // A later one enters whole, even where the checkpoint has a part of it: a slice's edge may have cut it.
-            if known {
-                return;
-            }
             let blocks = birth.block_count as u16;
             let extent = Extent {
                 location: found.location,
@@ -613,33 +636,25 @@ fn replay_one(shard: &mut LoadedShard, found: &FoundRecord, codec: &mut RecordCo
                 record_blocks: blocks,
                 count: blocks,
             };
-            insert_newer(&mut shard.map, birth.lba, extent, ledger);
+            Some(Run::record(birth.lba, extent))
         }
-        Kind::Zeroes | Kind::Deallocate if !known => {
+        Kind::Zeroes | Kind::Deallocate => {
             // A marker leaves nothing to be checked later, so its tag is checked now.
             if let Err(error) = codec.open_any(&found.marker, &mut []) {
                 tracing::error!(?birth, %error, "a deallocation that is not genuine is ignored");
-                return;
+                return None;
             }
-            let newer: Vec<(u64, Extent)> = shard
-                .map
-                .overlapping(range.clone())
-                .filter(|(_, extent)| extent.generation > birth.generation)
-                .collect();
-            shard.map.remove(range, ledger);
-            for (lba, extent) in newer {
-                shard.map.insert(lba, extent, ledger);
-            }
+            Some(Run { lba: birth.lba, count: birth.block_count, what: What::Hole })
         }
-        Kind::Zeroes | Kind::Deallocate | Kind::Metadata => {}
+        Kind::Metadata => None,
     }
 }
 
 /// The checkpoint that a mount writes before anything is served.
 struct NewCheckpoint<'a> {
-    stripes: &'a StripeIo,
-    segments: &'a Segments,
+    maps: &'a MapIo,
     loaded: &'a Loaded,
+    layers: &'a LayerBudget,
     options: &'a MountOptions,
     mounts: u64,
     floor: u64,
@@ -649,50 +664,43 @@ struct NewCheckpoint<'a> {
     given_up: GivenUp,
 }
 
-/// Extents in one section.
-const SECTION_EXTENTS: usize = 2048;
-
 impl NewCheckpoint<'_> {
-    async fn write(&self, superblocks: &Superblocks, extents: i64) -> Result<Root, MountError> {
-        let (set, extents) = (self.stripes.set(), extents.max(0) as u64);
-        // How the reserves grow with the extents does not depend on the number of reactors.
+    async fn write(&self, superblocks: &Superblocks) -> Result<Root, MountError> {
+        let (stripes, segments) = (&*self.maps.records.stripes, &*self.maps.records.segments);
+        // How the reserves grow does not depend on the number of reactors, but for some that a checkpoint soon adds.
+        let set = stripes.set();
         let admission = Admission::new(set.layout, set.segment_count, 1);
-        let Wanted { total, .. } = admission.wanted(extents);
-        back_for_mount(&self.stripes.io, self.segments, Wanted { listed: 0, total }).await;
-        let plan = self.segments.begin_checkpoint();
-        let mut writer = CheckpointWriter::new(self.stripes, self.segments);
+        admission.set_volumes(self.loaded.volumes.len());
+        let Wanted { total, .. } = admission.wanted();
+        back_for_mount(&stripes.io, segments, Wanted { listed: 0, total }).await;
+        let mut plan = segments.begin_checkpoint();
+        self.merge().await?;
+        segments.settle_plan(&mut plan);
+        let mut writer = CheckpointWriter::new(stripes, segments);
         let mut sections = SectionWriter::default();
         for volume in self.loaded.volumes.values() {
             sections.volume(volume, volume.blocks());
         }
         writer.put(&sections.0).await?;
         writer.end_volumes().await?;
-        for ((volume, number), shard) in &self.loaded.shards {
-            let mut sections = SectionWriter::default();
-            sections.shard(*volume, *number, generation_base(self.mounts));
-            let all: Vec<(u64, Extent)> = shard.map.from(0).collect();
-            for extents in all.chunks(SECTION_EXTENTS) {
-                sections.extents(*volume, *number, extents);
-                writer.put(&std::mem::take(&mut sections.0)).await?;
-            }
-            writer.put(&sections.0).await?;
-        }
-        let keep = admission.reserves(extents).checkpoint as usize;
-        let nonce = || {
-            let mut bytes = [0; 8];
-            self.stripes.io.env.random(&mut bytes);
-            u64::from_le_bytes(bytes)
-        };
-        let window = self.segments.window(&plan, self.options.max_replay_segments as usize, keep, nonce);
         let mut sections = SectionWriter::default();
+        for ((volume, number), shard) in &self.loaded.shards {
+            let (watermark, tree) = (generation_base(self.mounts), shard.map.tree());
+            sections.tree(&MergedShard { volume: *volume, shard: *number, watermark, tree });
+        }
+        self.loaded.volumes.values().for_each(|volume| sections.usage(volume));
+        let reserves = admission.reserves();
+        let keep = (reserves.checkpoint + reserves.pages) as usize;
+        let nonce = || self.maps.records.random_u64();
+        let window = segments.window(&plan, self.options.max_replay_segments as usize, keep, nonce);
         sections.window(&window);
         sections.counters(self.loaded.next_volume, window.next_sequence);
         sections.end();
         writer.put(&sections.0).await?;
         let (pointer, root) = writer.finish().await?;
         let mut id = [0; 16];
-        self.stripes.io.env.random(&mut id);
-        let now_s = self.stripes.io.env.unix_seconds();
+        stripes.io.env.random(&mut id);
+        let now_s = stripes.io.env.unix_seconds();
         superblocks
             .publish(|block| {
                 block.lower(self.floor);
@@ -707,7 +715,20 @@ impl NewCheckpoint<'_> {
                 block.mount_id = u128::from_le_bytes(id);
             })
             .await?;
-        self.segments.finish_checkpoint(&plan, &window);
+        segments.finish_checkpoint(&plan, &window);
         Ok(root)
+    }
+
+    /// Brings what was replayed into the trees.
+    async fn merge(&self) -> Result<(), WriteFailed> {
+        let mut shards = Vec::new();
+        for ((volume, number), shard) in &self.loaded.shards {
+            let Some(volume) = self.loaded.volumes.get(volume) else { continue };
+            shard.map.freeze(&mut Books { segments: &self.maps.records.segments, volume }, self.layers);
+            shards.push(ShardRef { volume, number: *number, map: &shard.map });
+        }
+        self.maps.merge(&shards, self.layers).await?;
+        self.maps.writer.close(&self.maps.records);
+        Ok(())
     }
 }

@@ -127,8 +127,9 @@ pub struct MountOptions {
     pub checkpoint_interval: Duration,
     /// Stripes that one reactor may have on their way to the members at once.
     pub commits_in_flight: u32,
-    /// Extents that all maps together may hold: bounds the memory. Beyond it writes get Capacity Exceeded.
-    pub map_extents_max: u64,
+    /// Memory for maps, in bytes: three quarters for a cache of pages, the rest for changes that are not in pages yet. When
+    /// these are many a checkpoint is taken early, and at the bound writes wait for it.
+    pub map_bytes_max: u64,
     /// Bytes a second that the filling of a member reads and writes at most; 0: no limit.
     pub rebuild_rate: u64,
     /// Bytes a second that the scrub reads at most; 0: no limit.
@@ -153,7 +154,7 @@ impl Default for MountOptions {
             max_replay_segments: 64,
             checkpoint_interval: Duration::from_secs(30),
             commits_in_flight: 4,
-            map_extents_max: 32 << 20,
+            map_bytes_max: 1 << 30,
             rebuild_rate: 0,
             scrub_rate: 64 << 20,
             scrub_interval: Duration::ZERO,
@@ -179,8 +180,8 @@ impl MountOptions {
         if !(1..=64).contains(&self.commits_in_flight) {
             return fail("commits_in_flight", self.commits_in_flight.into(), "from 1 to 64");
         }
-        if self.map_extents_max < 1024 {
-            return fail("map_extents_max", self.map_extents_max, "at least 1024");
+        if self.map_bytes_max < MAP_BYTES_MIN {
+            return fail("map_bytes_max", self.map_bytes_max, "at least 64 KiB");
         }
         Ok(())
     }
@@ -192,17 +193,17 @@ impl MountOptions {
             return Err(OptionError {
                 field: "max_replay_segments",
                 value,
-                rule: "at least two for each reactor and 2",
+                rule: "at least three for each reactor and 2",
             });
         }
         Ok(())
     }
 }
 
-/// The least `max_replay_segments` for so many reactors. Each keeps a segment open, which stays in the window; with fewer
-/// than twice as many nothing could be handed out beside those.
+/// The least `max_replay_segments` for so many reactors. Each keeps two segments open, one for records and one for pages,
+/// which stay in the window; with fewer than three times as many nothing could be handed out beside those.
 pub const fn replay_segments_min(reactors: usize) -> u64 {
-    2 * reactors as u64 + 2
+    3 * reactors as u64 + 2
 }
 
 /// What a pool needs in memory, for the plan that `--check` prints.
@@ -214,12 +215,26 @@ pub struct MemoryNeeds {
     /// hosts' data: the pool would wait for requests that wait for it. Half of it is in use at most; the other half covers
     /// what members that hang keep.
     pub buffer_bytes_per_reactor: u64,
-    /// Heap bytes of all maps when they are full.
+    /// Heap bytes of maps.
     pub map_bytes_max: u64,
 }
 
-/// Heap bytes of one extent in a map, tree included (measured by a test).
-pub const EXTENT_HEAP_BYTES: u64 = 112;
+/// The least memory for maps: some pages for each of a few reactors.
+pub const MAP_BYTES_MIN: u64 = 64 << 10;
+/// Heap bytes of one change that waits to be merged, with its share of the layer's tree.
+const LAYER_RUN_BYTES: u64 = 128;
+
+impl MountOptions {
+    /// Bytes of pages that are kept in memory, over all reactors.
+    pub fn map_cache_bytes(&self) -> u64 {
+        self.map_bytes_max / 4 * 3
+    }
+
+    /// Changes that may wait to be merged, over all reactors.
+    pub fn layer_runs_max(&self) -> u64 {
+        self.map_bytes_max / 4 / LAYER_RUN_BYTES
+    }
+}
 
 /// What a pool of this layout needs in memory.
 pub fn memory_needs(layout: &Layout, options: &MountOptions) -> MemoryNeeds {
@@ -229,6 +244,6 @@ pub fn memory_needs(layout: &Layout, options: &MountOptions) -> MemoryNeeds {
         largest_buffer_bytes: shard,
         // Every stripe in flight, one being read whole for repair, one by the cleaner or a checkpoint.
         buffer_bytes_per_reactor: 2 * stripe * (u64::from(options.commits_in_flight) + 2),
-        map_bytes_max: options.map_extents_max * EXTENT_HEAP_BYTES,
+        map_bytes_max: options.map_bytes_max,
     }
 }

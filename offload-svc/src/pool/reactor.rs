@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, RwLock};
 
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
@@ -19,7 +19,7 @@ use super::coordinator::{self, Control, Coordinator};
 use super::core::{Core, Shard};
 use super::env::Env;
 use super::handle::Pool;
-use super::map::ExtentMap;
+use super::layers::{LayerBudget, Tree};
 use super::members::{Excluder, Exclusion, MemberIo};
 use super::message::{Channels, Courier, Message};
 use super::mount::{Mounted, stripe_io};
@@ -42,7 +42,7 @@ use crate::stages::rs::CodeError;
 pub struct ReactorSeed {
     index: usize,
     shared: Arc<Shared>,
-    shards: Vec<(Arc<Volume>, u16, ExtentMap)>,
+    shards: Vec<(Arc<Volume>, u16, Tree)>,
     inbox: UnboundedReceiver<Message>,
     coordinator: Option<CoordinatorSeed>,
 }
@@ -94,7 +94,6 @@ impl Mounted {
             segments: self.segments,
             space_event: Notify::new(),
             volumes: RwLock::new(volumes),
-            extents: AtomicI64::new(self.extents),
             keyring: self.keyring,
             engines: *engines::chosen(),
             control,
@@ -103,8 +102,12 @@ impl Mounted {
             given_up: self.state.given_up,
             mounts: self.state.mounts,
             checkpoints: AtomicU64::new(0),
+            checkpoints_begun: AtomicU64::new(0),
+            checkpoints_ended: AtomicU64::new(0),
+            layers: LayerBudget::default(),
+            pages_read: Arc::default(),
             cleaned: AtomicU64::new(0),
-            refusals: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             stripes_written: AtomicU64::new(0),
             cleaner_busy: AtomicBool::new(false),
             cleaning: Notify::new(),
@@ -116,11 +119,12 @@ impl Mounted {
             rebuild: Rebuilding::default(),
             scrub: Scrubbing::default(),
         });
-        let mut shards: HashMap<usize, Vec<(Arc<Volume>, u16, ExtentMap)>> = HashMap::new();
-        for ((volume, number), shard) in self.shards {
+        shared.admission.set_volumes(self.volumes.len());
+        let mut shards: HashMap<usize, Vec<(Arc<Volume>, u16, Tree)>> = HashMap::new();
+        for ((volume, number), tree) in self.shards {
             if let Some(volume) = self.volumes.get(&volume) {
                 let owner = usize::from(number) % reactors;
-                shards.entry(owner).or_default().push((Arc::clone(volume), number, shard.map));
+                shards.entry(owner).or_default().push((Arc::clone(volume), number, tree));
             }
         }
         let mut coordinator = Some(CoordinatorSeed {
@@ -156,7 +160,7 @@ impl PoolReactor {
         let excluder = Excluder::Serving(shared.membership.clone());
         let stripes = Rc::new(stripe_io(Rc::clone(&env), &shared.set, &shared.options, excluder.clone())?);
         let mounts = shared.mounts;
-        let shards = shards.into_iter().map(|(volume, number, map)| Shard::new(volume, number, map, mounts));
+        let shards = shards.into_iter().map(|(volume, number, tree)| Shard::new(volume, number, tree, mounts));
         let core = Rc::new(Core::new(index, Arc::clone(&shared), stripes, shards.collect()));
         env.spawn(Box::pin(Core::serve(Rc::clone(&core), inbox)));
         env.spawn(Box::pin(Stream::run(Rc::clone(&core))));

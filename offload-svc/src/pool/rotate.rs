@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use super::coordinator::{Control, Coordinator};
 use super::core::{Core, Shard};
 use super::handle::{VolumeError, key_status};
+use super::map::Run;
 use super::message::{Inner, Message};
 use super::shared::{InFlight, Volume};
 use super::status::KeyStatus;
@@ -24,8 +25,6 @@ use super::stream::yield_now;
 use super::write::{all_written, bound_of};
 use crate::stages::keys::{KeyEpoch, LineageKey};
 
-/// Extents looked at before others get their turn.
-const LOOK_EXTENTS: usize = 2048;
 /// Extents carried over side by side: of the shortest, about what fills a stripe.
 const AT_ONCE: usize = 32;
 /// How long what could not be carried over is let alone.
@@ -36,7 +35,7 @@ impl Coordinator {
     pub(super) async fn rotate(&self, name: &str) -> Result<KeyStatus, VolumeError> {
         let volume = self.find(name)?;
         if volume.keys.lock().len() > 1 {
-            return Err(VolumeError::Rotating { name: name.into(), left_bytes: volume.keys.left_bytes() });
+            return Err(VolumeError::Rotating { name: name.into(), left_bytes: volume.left_bytes() });
         }
         let epoch = KeyEpoch(volume.keys.current().0.checked_add(1).ok_or(VolumeError::NoRandomness)?);
         let key = LineageKey::generate(volume.lineage, epoch, volume.cipher).map_err(|_| VolumeError::NoRandomness)?;
@@ -60,7 +59,8 @@ impl Coordinator {
         if self.find(&volume.name).is_ok_and(|found| !Arc::ptr_eq(&found, volume)) || volume.is_closing() {
             return true;
         }
-        if volume.keys.left_bytes() > 0 {
+        // What has been carried over counts as left until it is merged, and so do the pages that led to it.
+        if volume.left_bytes() > 0 && (self.checkpoint(false).await.is_err() || volume.left_bytes() > 0) {
             return false;
         }
         let older = {
@@ -156,18 +156,13 @@ impl Core {
                 return None;
             }
             let current = shard.volume.keys.current().0;
-            let (mut looked, mut found) = (0, None);
-            for (lba, extent) in shard.map.borrow().from(*at).take(LOOK_EXTENTS) {
-                looked += 1;
-                *at = lba + u64::from(extent.count);
-                if extent.key_epoch != current {
-                    found = Some(lba..*at);
-                    break;
-                }
+            let (runs, end) = self.maps.next_runs(shard.tree_ref(), *at).await?;
+            let outdated = |run: &&Run| run.extent().is_some_and(|extent| extent.key_epoch != current);
+            if let Some(run) = runs.iter().find(outdated) {
+                *at = run.end();
+                return Some(run.lba..*at);
             }
-            if found.is_some() || looked < LOOK_EXTENTS {
-                return found;
-            }
+            *at = end;
             yield_now().await;
         }
     }
@@ -180,11 +175,9 @@ impl Core {
         };
         let _held = shard.locks.enter(range.clone(), true).await;
         let current = shard.volume.keys.current().0;
-        let outdated: Vec<Range<u64>> = {
-            let map = shard.map.borrow();
-            let old = map.overlapping(range).filter(|(_, extent)| extent.key_epoch != current);
-            old.map(|(lba, extent)| lba..lba + u64::from(extent.count)).collect()
-        };
+        let runs = self.maps.lookup(shard.tree_ref(), &range).await;
+        let outdated = |run: &&Run| run.extent().is_some_and(|extent| extent.key_epoch != current);
+        let outdated: Vec<Range<u64>> = runs.iter().filter(outdated).map(|run| run.lba..run.end()).collect();
         let mut pending = Vec::new();
         for part in outdated {
             // A block that is lost stays where it is, and so does its key, until it is written or deallocated.

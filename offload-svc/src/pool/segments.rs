@@ -10,6 +10,7 @@
 //!
 //! The lock here is taken once per segment, not per request; the counters are atomics.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -63,6 +64,8 @@ pub enum Purpose {
     Log,
     /// A checkpoint.
     Checkpoint,
+    /// Pages of maps.
+    Pages,
 }
 
 struct Inner {
@@ -71,6 +74,8 @@ struct Inner {
     listed: Vec<SegmentUse>,
     /// Segments handed out since the checkpoint in progress (or else the last one) began, and those open then.
     window: Vec<u32>,
+    /// Open segments for pages.
+    pages: Vec<u32>,
     next_sequence: u64,
     /// The first number given out by a window that is not durable yet.
     listing: Option<u64>,
@@ -95,7 +100,10 @@ impl Wanted {
 /// Counters of one segment.
 #[derive(Debug, Default)]
 struct Counters {
-    live_bytes: AtomicI64,
+    /// What trees lead to, their pages included: as checkpoints record it.
+    in_trees: AtomicI64,
+    /// What layers lead to. What they hide of the trees counts there until they are merged.
+    in_layers: AtomicI64,
     readers: AtomicU32,
 }
 
@@ -116,7 +124,7 @@ pub struct Segments {
 /// The segments that a checkpoint frees and lists, fixed before it is written.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// Closed before the checkpoint began, and dead.
+    /// Closed before the checkpoint began, and dead when the maps had been merged.
     pub freed: Vec<u32>,
     /// The checkpoint before this one.
     pub old_checkpoint: Vec<u32>,
@@ -131,7 +139,15 @@ impl Segments {
         let backed = states.iter().map(|state| !matches!(state, State::Free)).collect();
         let (listed, window) = (Vec::new(), Vec::new());
         Self {
-            inner: Mutex::new(Inner { states, listed, window, next_sequence, listing: None, backed }),
+            inner: Mutex::new(Inner {
+                states,
+                listed,
+                window,
+                pages: Vec::new(),
+                next_sequence,
+                listing: None,
+                backed,
+            }),
             counters,
             live_total: AtomicI64::new(0),
             listed_left: AtomicU64::new(0),
@@ -146,16 +162,28 @@ impl Segments {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts live bytes in (or, negative, out).
-    pub fn count_live(&self, segment: u32, bytes: i64) {
+    /// Counts live bytes of trees in (or, negative, out). What goes from a layer into a tree is counted in first.
+    pub fn count_trees(&self, segment: u32, bytes: i64) {
         if let Some(counters) = self.counters.get(segment as usize) {
-            counters.live_bytes.fetch_add(bytes, Ordering::SeqCst);
+            counters.in_trees.fetch_add(bytes, Ordering::SeqCst);
             self.live_total.fetch_add(bytes, Ordering::SeqCst);
         }
     }
 
+    /// Counts live bytes of layers.
+    pub fn count_layers(&self, segment: u32, bytes: i64) {
+        if let Some(counters) = self.counters.get(segment as usize) {
+            counters.in_layers.fetch_add(bytes, Ordering::SeqCst);
+            self.live_total.fetch_add(bytes, Ordering::SeqCst);
+        }
+    }
+
+    /// Live bytes, never too low.
     pub fn live_bytes(&self, segment: u32) -> i64 {
-        self.counters.get(segment as usize).map_or(0, |c| c.live_bytes.load(Ordering::SeqCst))
+        let Some(counters) = self.counters.get(segment as usize) else { return 0 };
+        // In this order: what is on its way from the layers into a tree must be seen.
+        let layers = counters.in_layers.load(Ordering::SeqCst);
+        layers + counters.in_trees.load(Ordering::SeqCst)
     }
 
     pub fn live_total(&self) -> u64 {
@@ -259,7 +287,7 @@ impl Segments {
     /// Segments that a mount would have to read now.
     pub fn window_len(&self) -> u64 {
         let inner = self.lock();
-        (inner.window.len() + inner.listed.len()) as u64
+        (inner.window.len() + inner.pages.len() + inner.listed.len()) as u64
     }
 
     /// How many segments are in (free or listed, open, closed, checkpoint) use.
@@ -291,6 +319,28 @@ impl Segments {
                 inner.window.push(used.index);
                 used
             }
+            Purpose::Pages => {
+                let full = self.is_full_beneath();
+                let fits = |index: u32, backed: bool| self.unread(index) && inner.backed[index as usize] == backed;
+                let free = |backed: bool| {
+                    let mut states = inner.states.iter().enumerate();
+                    states.find(|(i, state)| **state == State::Free && fits(*i as u32, backed)).map(|(i, _)| i as u32)
+                };
+                let listed = |backed: bool| inner.listed.iter().rposition(|used| fits(used.index, backed));
+                let used = match free(true).or_else(|| free(false).filter(|_| !full)) {
+                    Some(index) => SegmentUse { index, sequence: inner.take_sequence(fresh_nonce) },
+                    // A mount finds it in the window, and no records for it.
+                    None => {
+                        let at = listed(true).or_else(|| listed(false).filter(|_| !full))?;
+                        let used = inner.listed.remove(at);
+                        inner.window.push(used.index);
+                        used
+                    }
+                };
+                inner.states[used.index as usize] = State::Open(used.sequence);
+                inner.pages.push(used.index);
+                used
+            }
             Purpose::Checkpoint => {
                 let free = |index: &u32| inner.states[*index as usize] == State::Free && self.unread(*index);
                 let mut all = (0..inner.states.len() as u32).filter(free);
@@ -314,6 +364,7 @@ impl Segments {
         let mut inner = self.lock();
         if inner.states.get(used.index as usize) == Some(&State::Open(used.sequence)) {
             inner.states[used.index as usize] = State::Closed(used.sequence);
+            inner.pages.retain(|index| *index != used.index);
         }
     }
 
@@ -325,8 +376,7 @@ impl Segments {
         for (index, state) in inner.states.iter().enumerate() {
             let index = index as u32;
             match state {
-                State::Open(_) => open.push(index),
-                State::Closed(_) if self.live_bytes(index) == 0 => plan.freed.push(index),
+                State::Open(_) if !inner.pages.contains(&index) => open.push(index),
                 State::Checkpoint(_) => plan.old_checkpoint.push(index),
                 _ => {}
             }
@@ -335,13 +385,24 @@ impl Segments {
         plan
     }
 
+    /// The maps are merged: what was closed before the checkpoint began, and is dead now, comes back with it.
+    pub fn settle_plan(&self, plan: &mut Plan) {
+        let inner = self.lock();
+        let window: HashSet<u32> = inner.window.iter().copied().collect();
+        let dead = |index: u32| self.live_bytes(index) == 0 && !window.contains(&index);
+        let closed = inner.states.iter().enumerate().filter(|(_, state)| matches!(state, State::Closed(_)));
+        plan.freed = closed.map(|(index, _)| index as u32).filter(|index| dead(*index)).collect();
+    }
+
     /// The window of the checkpoint being written: everything that may have been written since it began or may be
     /// written before the next. `extra` more segments are listed from the free ones, if `keep_free` stay, and from
     /// those that the checkpoint frees. They can be handed out once [`Segments::finish_checkpoint`] has been called.
     pub fn window(&self, plan: &Plan, limit: usize, keep_free: usize, mut nonce: impl FnMut() -> u64) -> Window {
         let mut inner = self.lock();
         let mut uses: Vec<SegmentUse> = Vec::new();
-        for &index in &inner.window {
+        // Pages that a crash leaves unfinished are given up by the mount, like other stripes.
+        let pages = inner.pages.iter().filter(|index| !inner.window.contains(index));
+        for &index in inner.window.iter().chain(pages) {
             if let State::Open(sequence) | State::Closed(sequence) = inner.states[index as usize] {
                 uses.push(SegmentUse { index, sequence });
             }
@@ -372,7 +433,8 @@ impl Segments {
         uses.extend(&added);
         let data = inner.states.iter().enumerate().filter_map(|(index, state)| match state {
             State::Open(sequence) | State::Closed(sequence) => {
-                Some(SegmentUse { index: index as u32, sequence: *sequence })
+                let live = self.counters.get(index).map_or(0, |c| c.in_trees.load(Ordering::SeqCst));
+                Some((SegmentUse { index: index as u32, sequence: *sequence }, live.max(0) as u64))
             }
             _ => None,
         });
@@ -511,8 +573,8 @@ pub struct Window {
     pub uses: Vec<SegmentUse>,
     /// Those that it lists anew.
     pub added: Vec<SegmentUse>,
-    /// Segments that hold log data, so that a mount knows their sequences.
-    pub data: Vec<SegmentUse>,
+    /// Segments that hold log data, and what the trees lead to in each, so that a mount knows both without the maps.
+    pub data: Vec<(SegmentUse, u64)>,
     pub next_sequence: u64,
 }
 
@@ -546,7 +608,8 @@ mod tests {
     #[test]
     fn a_checkpoints_last_segment_is_not_listed_for_the_log() {
         let segments = Segments::new(vec![State::Free; 8], 1);
-        let plan = segments.begin_checkpoint();
+        let mut plan = segments.begin_checkpoint();
+        segments.settle_plan(&mut plan);
         let first = segments.allocate(Purpose::Checkpoint, 7).unwrap();
         let window = segments.window(&plan, 64, 2, || 9);
         let last = segments.allocate(Purpose::Checkpoint, 7).unwrap();

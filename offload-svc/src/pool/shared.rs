@@ -1,7 +1,7 @@
 //! What the reactors of one pool share.
 //!
 //! Owns the volume table and the counters behind the status. Must not know how requests are carried out. Invariant: live
-//! bytes, used blocks and extents are counted once, by [`Books`], whenever a map changes.
+//! bytes, used blocks and extents are counted whenever a layer or a tree changes, and never too low.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -12,11 +12,13 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::coordinator::Control;
+use super::layers::LayerBudget;
 use super::map::{Extent, Ledger};
 use super::members::{Exclusion, MemberSet};
 use super::message::Courier;
 use super::options::MountOptions;
 use super::pace::Foreground;
+use super::page::PagePointer;
 use super::rebuild::Rebuilding;
 use super::scrub::Scrubbing;
 use super::segments::Segments;
@@ -43,8 +45,10 @@ pub struct Volume {
     pub keys: VolumeKeys,
     /// Being deleted: nothing new is taken.
     pub closing: AtomicBool,
-    pub used_blocks: AtomicI64,
-    pub stored_bytes: AtomicI64,
+    /// What its trees hold, as checkpoints record it.
+    pub in_trees: Usage,
+    /// What the changes that lie over the trees hold. What they hide counts until they are merged.
+    pub in_layers: Usage,
     /// Requests under way, and who waits for none.
     pub in_flight: AtomicU64,
     pub idle: Notify,
@@ -57,14 +61,12 @@ pub struct VolumeKeys {
     current: AtomicU32,
     /// Oldest first.
     wrapped: Mutex<Vec<WrappedKey>>,
-    /// Stored bytes in even epochs and in odd ones: no third epoch begins before the first is empty.
-    stored: [AtomicI64; 2],
 }
 
 impl VolumeKeys {
     pub fn new(wrapped: WrappedKey) -> Self {
         let current = AtomicU32::new(wrapped.epoch().0);
-        Self { current, wrapped: Mutex::new(vec![wrapped]), stored: [AtomicI64::new(0), AtomicI64::new(0)] }
+        Self { current, wrapped: Mutex::new(vec![wrapped]) }
     }
 
     /// The epoch that new records are sealed in.
@@ -85,14 +87,96 @@ impl VolumeKeys {
     pub fn lock(&self) -> MutexGuard<'_, Vec<WrappedKey>> {
         self.wrapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn stored_in(&self, epoch: u32) -> &AtomicI64 {
-        &self.stored[epoch as usize % 2]
+/// What a volume has, in one place.
+#[derive(Debug, Default)]
+pub struct Usage {
+    pub extents: AtomicI64,
+    /// Mapped blocks.
+    pub blocks: AtomicI64,
+    /// Bytes at rest of its data.
+    pub stored_bytes: AtomicI64,
+    /// Bytes at rest of its map's pages.
+    pub map_bytes: AtomicI64,
+    /// Bytes at rest, both kinds, in even key epochs and in odd ones: no third epoch begins before the first is empty.
+    pub by_epoch: [AtomicI64; 2],
+}
+
+/// A change of a [`Usage`], or its value at a moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UsageDelta {
+    pub extents: i64,
+    pub blocks: i64,
+    pub stored_bytes: i64,
+    pub map_bytes: i64,
+    pub by_epoch: [i64; 2],
+}
+
+impl UsageDelta {
+    pub fn extent(&mut self, extent: &Extent, sign: i64) {
+        let stored = extent.stored_share() as i64 * sign;
+        self.extents += sign;
+        self.blocks += i64::from(extent.count) * sign;
+        self.stored_bytes += stored;
+        self.by_epoch[extent.key_epoch as usize % 2] += stored;
     }
 
-    /// Bytes at rest under another key than the current one.
+    pub fn page(&mut self, page: &PagePointer, sign: i64) {
+        let stored = i64::from(page.location.stored_bytes) * sign;
+        self.map_bytes += stored;
+        self.by_epoch[page.key_epoch as usize % 2] += stored;
+    }
+}
+
+impl Usage {
+    pub fn add(&self, delta: &UsageDelta) {
+        self.extents.fetch_add(delta.extents, Ordering::SeqCst);
+        self.blocks.fetch_add(delta.blocks, Ordering::SeqCst);
+        self.stored_bytes.fetch_add(delta.stored_bytes, Ordering::SeqCst);
+        self.map_bytes.fetch_add(delta.map_bytes, Ordering::SeqCst);
+        for (epoch, stored) in self.by_epoch.iter().zip(delta.by_epoch) {
+            epoch.fetch_add(stored, Ordering::SeqCst);
+        }
+    }
+
+    pub fn value(&self) -> UsageDelta {
+        let of = |counter: &AtomicI64| counter.load(Ordering::SeqCst);
+        UsageDelta {
+            extents: of(&self.extents),
+            blocks: of(&self.blocks),
+            stored_bytes: of(&self.stored_bytes),
+            map_bytes: of(&self.map_bytes),
+            by_epoch: [of(&self.by_epoch[0]), of(&self.by_epoch[1])],
+        }
+    }
+}
+
+impl Volume {
+    fn sum(&self, of: impl Fn(&Usage) -> &AtomicI64) -> u64 {
+        // What goes from the layers into a tree is in both for a moment, but never in none.
+        let layers = of(&self.in_layers).load(Ordering::SeqCst);
+        (layers + of(&self.in_trees).load(Ordering::SeqCst)).max(0) as u64
+    }
+
+    /// Mapped blocks. Those that have been overwritten or deallocated since the last checkpoint count twice or still.
+    pub fn used_blocks(&self) -> u64 {
+        self.sum(|usage| &usage.blocks).min(self.block_count.load(Ordering::SeqCst))
+    }
+
+    /// Bytes at rest, as above.
+    pub fn stored_bytes(&self) -> u64 {
+        self.sum(|usage| &usage.stored_bytes)
+    }
+
+    /// Bytes at rest of its map.
+    pub fn map_bytes(&self) -> u64 {
+        self.sum(|usage| &usage.map_bytes)
+    }
+
+    /// Bytes at rest under another key than the current one, the map's included.
     pub fn left_bytes(&self) -> u64 {
-        self.stored_in(self.current().0 ^ 1).load(Ordering::SeqCst).max(0) as u64
+        self.sum(|usage| &usage.by_epoch[(self.keys.current().0 ^ 1) as usize % 2])
     }
 }
 
@@ -108,12 +192,15 @@ pub struct Shared {
     pub membership: UnboundedSender<Exclusion>,
     /// The pool is being closed: nothing new is taken.
     pub closing: AtomicBool,
-    pub segments: Segments,
+    pub segments: Arc<Segments>,
     pub admission: Arc<Admission>,
+    /// How much waits to be merged into the trees.
+    pub layers: LayerBudget,
+    /// Pages of maps read from members.
+    pub pages_read: Arc<AtomicU64>,
     /// Segments or admission may have become available.
     pub space_event: Notify,
     pub volumes: RwLock<VolumeTable>,
-    pub extents: AtomicI64,
     pub keyring: Arc<Keyring>,
     pub engines: Engines,
     pub control: UnboundedSender<Control>,
@@ -123,9 +210,12 @@ pub struct Shared {
     pub given_up: GivenUp,
     pub mounts: u64,
     pub checkpoints: AtomicU64,
+    /// Checkpoints begun, and the last one that has ended, well or not.
+    pub checkpoints_begun: AtomicU64,
+    pub checkpoints_ended: AtomicU64,
     pub cleaned: AtomicU64,
-    /// Goes up whenever a checkpoint that was asked for brought no segments: who waits for one gives up.
-    pub refusals: AtomicU64,
+    /// The last checkpoint, by its number, that failed or brought no segments: who waits for one that began since gives up.
+    pub refused: AtomicU64,
     /// Stripes that the streams have written.
     pub stripes_written: AtomicU64,
     pub cleaner_busy: AtomicBool,
@@ -161,13 +251,18 @@ impl Shared {
         self.backing.notify_one();
         let (listed, free) = self.segments.left();
         let half = listed * 2 <= self.listed_at_checkpoint.load(Ordering::SeqCst);
-        // The map has grown past what was kept back for writing it down: the next checkpoint keeps back more.
-        if half || free < self.admission.reserves(self.extent_count()).checkpoint {
+        let reserves = self.admission.reserves();
+        if half || free < reserves.checkpoint + reserves.pages {
             self.want_checkpoint();
         }
-        if self.admission.is_low(&self.segments, self.extent_count()) {
+        if self.admission.is_low(&self.segments) {
             self.cleaning.notify_one();
         }
+    }
+
+    /// Whether a checkpoint that began after the first `begun` ones was of no use.
+    pub fn is_refused(&self, begun: u64) -> bool {
+        self.refused.load(Ordering::SeqCst) > begun
     }
 
     /// Nothing new is taken any more.
@@ -175,8 +270,9 @@ impl Shared {
         self.closing.load(Ordering::SeqCst)
     }
 
+    /// Extents in all maps.
     pub fn extent_count(&self) -> u64 {
-        self.extents.load(Ordering::Relaxed).max(0) as u64
+        self.all_volumes().iter().map(|volume| volume.sum(|usage| &usage.extents)).sum()
     }
 
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
@@ -191,25 +287,18 @@ impl Shared {
     }
 }
 
-/// Counts a volume's extents into segments, volume and pool.
+/// Counts the extents of a volume's layers, into segments and volume.
 pub struct Books<'a> {
     pub segments: &'a Segments,
-    pub extents: &'a AtomicI64,
     pub volume: &'a Volume,
 }
 
-impl<'a> Books<'a> {
-    pub fn of(shared: &'a Shared, volume: &'a Volume) -> Self {
-        Self { segments: &shared.segments, extents: &shared.extents, volume }
-    }
-
+impl Books<'_> {
     fn count(&self, extent: &Extent, sign: i64) {
-        let stored = extent.stored_share() as i64 * sign;
-        self.segments.count_live(extent.location.stripe.segment, stored);
-        self.extents.fetch_add(sign, Ordering::Relaxed);
-        self.volume.stored_bytes.fetch_add(stored, Ordering::Relaxed);
-        self.volume.keys.stored_in(extent.key_epoch).fetch_add(stored, Ordering::SeqCst);
-        self.volume.used_blocks.fetch_add(i64::from(extent.count) * sign, Ordering::Relaxed);
+        let mut delta = UsageDelta::default();
+        delta.extent(extent, sign);
+        self.segments.count_layers(extent.location.stripe.segment, delta.stored_bytes);
+        self.volume.in_layers.add(&delta);
     }
 }
 

@@ -7,12 +7,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use super::options::{BLOCK_BYTES, Layout};
+use super::options::{BLOCK_BYTES, Layout, SHARDS_PER_VOLUME};
 use super::segments::{Segments, Wanted};
 use super::stripe::HEADER_BYTES;
 
-/// Bytes of one extent in a checkpoint, rounded up.
-pub const EXTENT_BYTES_IN_CHECKPOINT: u64 = 64;
+/// Bytes of a segment in a checkpoint, and of a volume with its trees' roots, rounded up.
+const SEGMENT_BYTES_IN_CHECKPOINT: u64 = 56;
+const VOLUME_BYTES_IN_CHECKPOINT: u64 = 640 + 96 * SHARDS_PER_VOLUME as u64;
+/// Of all segments, one in so many is kept back for the pages of one merge.
+const PAGE_RESERVE_PART: u64 = 32;
+const PAGE_RESERVE_MIN: u64 = 2;
 /// Of the room for user data, at most this many parts in a hundred are promised: cleaning needs dead space to work with.
 /// And records leave gaps at the ends of stripes.
 const FILL_PERCENT: u64 = 80;
@@ -22,6 +26,8 @@ const FILL_PERCENT: u64 = 80;
 pub struct Reserves {
     /// Segments for checkpoints: one in use, one being written, each of at most this many.
     pub checkpoint: u64,
+    /// Segments for the pages that a checkpoint writes.
+    pub pages: u64,
     /// Segments for cleaning, deletion, and what is under way when space runs out.
     pub cleaning: u64,
 }
@@ -32,6 +38,7 @@ pub struct Admission {
     layout: Layout,
     segments: u64,
     reactors: u64,
+    volumes: AtomicU64,
     /// Rows promised to requests that have not been placed yet.
     rows: AtomicI64,
     /// The most rows for which a request waits to have their room allocated beneath.
@@ -59,6 +66,7 @@ impl Admission {
             layout,
             segments: segments.into(),
             reactors: reactors as u64,
+            volumes: AtomicU64::new(0),
             rows: AtomicI64::new(0),
             asked_rows: AtomicI64::new(0),
             stuck_at: AtomicU64::new(u64::MAX),
@@ -78,22 +86,35 @@ impl Admission {
         stripes * (shard - HEADER_BYTES as u64) * u64::from(self.layout.data_shards)
     }
 
-    /// Reserves for `extents` mapped extents.
-    pub fn reserves(&self, extents: u64) -> Reserves {
-        let bytes = extents * EXTENT_BYTES_IN_CHECKPOINT + (64 << 10);
-        let one = bytes.div_ceil(self.segment_payload_bytes()) + 1;
-        Reserves { checkpoint: one, cleaning: 2 + 2 * self.reactors }
+    /// How many volumes there are.
+    pub fn set_volumes(&self, count: usize) {
+        self.volumes.store(count as u64, Ordering::SeqCst);
     }
 
-    /// Segments that user data may fill: all but two checkpoints and the cleaning reserve.
-    pub fn user_segments(&self, extents: u64) -> u64 {
-        let reserves = self.reserves(extents);
-        self.segments.saturating_sub(2 * reserves.checkpoint + reserves.cleaning)
+    /// What is kept back.
+    pub fn reserves(&self) -> Reserves {
+        // One volume more than there are: it may be made any time.
+        let volumes = self.volumes.load(Ordering::SeqCst) + 1;
+        let bytes = self.segments * SEGMENT_BYTES_IN_CHECKPOINT + volumes * VOLUME_BYTES_IN_CHECKPOINT + (64 << 10);
+        let one = bytes.div_ceil(self.segment_payload_bytes()) + 1;
+        let pages = (self.segments / PAGE_RESERVE_PART).max(PAGE_RESERVE_MIN);
+        Reserves { checkpoint: one, pages, cleaning: 2 + 2 * self.reactors }
+    }
+
+    /// Bytes of pages that one merge may write, and be sure of the room.
+    pub fn merge_bytes(&self) -> u64 {
+        self.reserves().pages * self.segment_payload_bytes() / 100 * FILL_PERCENT
+    }
+
+    /// Segments that user data may fill: all but two checkpoints, a merge and the cleaning reserve.
+    pub fn user_segments(&self) -> u64 {
+        let reserves = self.reserves();
+        self.segments.saturating_sub(2 * reserves.checkpoint + reserves.pages + reserves.cleaning)
     }
 
     /// Live bytes that may be promised.
-    pub fn live_limit(&self, extents: u64) -> u64 {
-        self.user_segments(extents) * self.segment_payload_bytes() / 100 * FILL_PERCENT
+    pub fn live_limit(&self) -> u64 {
+        self.user_segments() * self.segment_payload_bytes() / 100 * FILL_PERCENT
     }
 
     /// Rows that a write of `plain_bytes` in `records` records may take, on its own.
@@ -103,16 +124,16 @@ impl Admission {
     }
 
     /// Asks for room for `bytes` at rest.
-    pub fn admit(self: &Arc<Self>, segments: &Segments, extents: u64, bytes: u64) -> Result<Admitted, Refusal> {
+    pub fn admit(self: &Arc<Self>, segments: &Segments, bytes: u64) -> Result<Admitted, Refusal> {
         let live = segments.live_total();
-        if live + self.rows_in_bytes() + bytes > self.live_limit(extents) {
+        if live + self.rows_in_bytes() + bytes > self.live_limit() {
             return Err(Refusal::Full);
         }
         let rows = self.rows_for(bytes);
         let promised = self.rows.fetch_add(rows, Ordering::SeqCst) + rows;
         let admitted = Admitted { account: Arc::clone(self), rows };
-        if self.rows_left(segments.left(), extents) >= promised {
-            if self.rows_left(segments.backed_left(), extents) >= promised {
+        if self.rows_left(segments.left()) >= promised {
+            if self.rows_left(segments.backed_left()) >= promised {
                 return Ok(admitted);
             }
             self.asked_rows.fetch_max(promised, Ordering::SeqCst);
@@ -131,19 +152,20 @@ impl Admission {
     }
 
     /// Rows that users can still have before the next checkpoint, the reserve kept.
-    fn rows_left(&self, (listed, free): (u64, u64), extents: u64) -> i64 {
-        let reserves = self.reserves(extents);
-        let usable = (listed + free.saturating_sub(reserves.checkpoint)).saturating_sub(reserves.cleaning);
+    fn rows_left(&self, (listed, free): (u64, u64)) -> i64 {
+        let reserves = self.reserves();
+        let kept = reserves.checkpoint + reserves.pages;
+        let usable = (listed + free.saturating_sub(kept)).saturating_sub(reserves.cleaning);
         // Listed ones alone can be written now.
         (usable.min(listed) * self.rows_per_segment()) as i64
     }
 
     /// Segments that are to have their room allocated beneath: the reserves, and what is written next.
-    pub fn wanted(&self, extents: u64) -> Wanted {
-        let reserves = self.reserves(extents);
+    pub fn wanted(&self) -> Wanted {
+        let reserves = self.reserves();
         let asked = self.asked_rows.load(Ordering::SeqCst).max(0) as u64;
         let listed = 1 + self.reactors + asked.div_ceil(self.rows_per_segment());
-        Wanted { listed, total: reserves.checkpoint + reserves.cleaning + listed }
+        Wanted { listed, total: reserves.checkpoint + reserves.pages + reserves.cleaning + listed }
     }
 
     /// Who still waits for room beneath asks again.
@@ -152,10 +174,10 @@ impl Admission {
     }
 
     /// Whether so little is free that the cleaner should work.
-    pub fn is_low(&self, segments: &Segments, extents: u64) -> bool {
+    pub fn is_low(&self, segments: &Segments) -> bool {
         let (listed, free) = segments.left();
-        let reserves = self.reserves(extents);
-        let spare = (listed + free).saturating_sub(reserves.checkpoint + reserves.cleaning);
+        let reserves = self.reserves();
+        let spare = (listed + free).saturating_sub(reserves.checkpoint + reserves.pages + reserves.cleaning);
         spare < (self.segments / 8).max(3)
     }
 

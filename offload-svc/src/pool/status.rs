@@ -39,6 +39,8 @@ pub struct PoolStatus {
     pub cleaned_segments: u64,
     /// Extents in all maps.
     pub map_extents: u64,
+    /// Pages of maps that were not in the cache and read from members since the mount.
+    pub map_pages_read: u64,
     /// The member that is being filled, or was the last to be.
     pub rebuild: Option<RebuildStatus>,
     /// The scrub that runs, or ran last.
@@ -234,7 +236,7 @@ pub struct RebuildStatus {
 pub struct Space {
     /// All members together.
     pub raw_bytes: u64,
-    /// Superblocks, and tails shorter than a segment.
+    /// Superblocks, tails shorter than a segment, and the pages of maps.
     pub metadata_bytes: u64,
     /// The parity's share of all segments.
     pub parity_bytes: u64,
@@ -242,7 +244,7 @@ pub struct Space {
     pub reserve_bytes: u64,
     /// Held by checkpoints.
     pub checkpoint_bytes: u64,
-    /// Live records as they are stored.
+    /// Live records as they are stored. What has been overwritten or deallocated since the last checkpoint counts still.
     pub used_bytes: u64,
     /// Dead records, padding, headers, and room in open segments: comes back by cleaning.
     pub reclaimable_bytes: u64,
@@ -296,9 +298,10 @@ pub struct KeyStatus {
     pub epoch: u32,
     /// An older key still exists: records are being carried over to the new one.
     pub rotating: bool,
-    /// Bytes at rest under the older key.
+    /// Bytes at rest under the older key, the map's pages included. What has been carried over counts still until the next
+    /// checkpoint.
     pub left_bytes: u64,
-    /// Bytes at rest in all.
+    /// Bytes at rest in all, the map's pages included.
     pub stored_bytes: u64,
 }
 

@@ -13,9 +13,8 @@ use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
 
 use super::core::{Core, Shard};
-use super::map::{Extent, RecordLocation};
+use super::map::{Extent, RecordLocation, Run, What};
 use super::segments::{Purpose, SegmentUse};
-use super::shared::Books;
 use super::stripe::{History, StripeLocation};
 use super::stripe_io::{Label, WriteError};
 
@@ -29,8 +28,8 @@ pub enum Change {
     Insert { lba: u64, blocks: u16, generation: u64, key_epoch: u32 },
     /// Unmaps a range.
     Remove { range: Range<u64>, generation: u64 },
-    /// Leads what is left of a record at `from` to its copy.
-    Relocate { range: Range<u64>, generation: u64, from: RecordLocation },
+    /// Leads parts of a record to its copy. The record's blocks are held, so nothing else has taken their place.
+    Relocate { parts: Vec<(u64, Extent)> },
 }
 
 /// Whether a record is durable.
@@ -340,8 +339,6 @@ fn close_if_done(core: &Core, segment: &OpenSegment) {
 impl Shard {
     /// Brings a durable record into the map.
     pub fn apply(&self, shared: &super::shared::Shared, change: &Change, location: RecordLocation) {
-        let mut books = Books::of(shared, &self.volume);
-        let mut map = self.map.borrow_mut();
         match change {
             Change::Insert { lba, blocks, generation, key_epoch } => {
                 let extent = Extent {
@@ -352,11 +349,16 @@ impl Shard {
                     record_blocks: *blocks,
                     count: *blocks,
                 };
-                map.insert(*lba, extent, &mut books);
+                self.change(shared, Run::record(*lba, extent));
             }
-            Change::Remove { range, .. } => map.remove(range.clone(), &mut books),
-            Change::Relocate { range, generation, from } => {
-                map.relocate(range.clone(), *generation, Some(*from), location, &mut books);
+            Change::Remove { range, .. } => {
+                let count = range.end - range.start;
+                self.change(shared, Run { lba: range.start, count, what: What::Hole });
+            }
+            Change::Relocate { parts } => {
+                for (lba, extent) in parts {
+                    self.change(shared, Run::record(*lba, Extent { location, ..*extent }));
+                }
             }
         }
     }
@@ -390,7 +392,7 @@ impl Core {
 
     /// A segment, as soon as there is one.
     pub async fn take_segment(&self, purpose: Purpose) -> Result<SegmentUse, WriteError> {
-        let refusals = self.shared.refusals.load(Ordering::SeqCst);
+        let begun = self.shared.checkpoints_begun.load(Ordering::SeqCst);
         loop {
             let event = self.shared.space_event.notified();
             if let Some(used) = self.shared.segments.allocate(purpose, self.random_u64()) {
@@ -400,7 +402,8 @@ impl Core {
             if self.shared.set.is_failed() {
                 return Err(WriteError::TooFewMembers);
             }
-            if self.shared.refusals.load(Ordering::SeqCst) > refusals {
+            // One that had begun before may have seen the last segments go while it was at it.
+            if self.shared.is_refused(begun) {
                 return Err(WriteError::NoSpace);
             }
             self.shared.want_checkpoint();

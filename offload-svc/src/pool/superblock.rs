@@ -14,10 +14,11 @@ use crate::stages::crc::crc32c;
 /// Bytes of one slot.
 pub const SLOT_BYTES: usize = BLOCK_BYTES as usize;
 const MAGIC: [u8; 8] = *b"SLUICEPL";
-/// Another major version can't be read at all.
-pub const FORMAT_MAJOR: u16 = 1;
+/// A higher major version can't be read at all. Version 1 is read: its checkpoints hold the maps themselves, and the first mount
+/// makes trees of them, and version 2 of it.
+pub const FORMAT_MAJOR: u16 = 2;
 /// A higher minor version can be read, its additions ignored.
-pub const FORMAT_MINOR: u16 = 1;
+pub const FORMAT_MINOR: u16 = 0;
 /// The Reed-Solomon code `cauchy-11d-1` (`stages::rs`).
 const CODE_CAUCHY_11D_1: u8 = 1;
 const CRC_AT: usize = SLOT_BYTES - 4;
@@ -77,7 +78,8 @@ pub struct CheckpointPointer {
     pub payload_crc: u32,
 }
 
-/// A superblock. Little-endian, 4096 bytes, format 1.1 (1.0 has zeroes where 1.1 has `whole_below` and replacements):
+/// A superblock. Little-endian, 4096 bytes, format 2.0 (1.1 is the same; 1.0 has zeroes where they have `whole_below` and
+/// replacements):
 ///
 /// | bytes | field | why |
 /// |---|---|---|
@@ -173,7 +175,7 @@ pub struct ScrubRecord {
 pub enum SuperblockError {
     #[error("no magic")]
     NoMagic,
-    #[error("format version {major}.{minor}; this program reads {FORMAT_MAJOR}.x")]
+    #[error("format version {major}.{minor}; this program reads 1.x and {FORMAT_MAJOR}.x")]
     Version { major: u16, minor: u16 },
     #[error("checksum is wrong")]
     Crc,
@@ -319,7 +321,7 @@ impl Superblock {
             return Err(SuperblockError::NoMagic);
         }
         let (major, minor) = (input.u16()?, input.u16()?);
-        if major != FORMAT_MAJOR {
+        if !(1..=FORMAT_MAJOR).contains(&major) {
             return Err(SuperblockError::Version { major, minor });
         }
         let stored = Reader::new(bytes.get(CRC_AT..).ok_or(CutShort)?).u32()?;

@@ -130,7 +130,7 @@ impl Backend for VolumeBackend {
         Geometry {
             block_bytes: self.volume.block_bytes(),
             block_count: self.volume.blocks(),
-            used_blocks: self.volume.used_blocks.load(Ordering::Relaxed).max(0) as u64,
+            used_blocks: self.volume.used_blocks(),
             deallocate: true,
             preferred_write_blocks: self.volume.record_blocks() as u32,
             volatile_write_cache: false,

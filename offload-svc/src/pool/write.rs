@@ -13,6 +13,7 @@ use nvmf_target::backend::Outcome;
 
 use super::core::{Core, Shard};
 use super::locks::Held;
+use super::map::{Run, What};
 use super::message::{Action, Join, Piece};
 use super::read::{LostBlock, Sink};
 use super::space::{Admitted, Refusal};
@@ -20,7 +21,9 @@ use super::stream::{Change, Written, yield_now};
 use super::stripe_io::WriteError;
 use crate::stages::record::{Birth, Kind, Owner, SealError, Sealing, sealed_bound};
 
-/// Extents that one marker record removes at most: longer ranges go in slices, and others get their turn between.
+/// Leaves that are looked at for a marker that may not be needed.
+const LOOK_LEAVES: u64 = 16;
+/// Changes in the active layer that one marker hides at most: longer ranges go in slices, and others get their turn between.
 const SLICE_EXTENTS: usize = 4096;
 
 /// Fills a request's buffer.
@@ -177,9 +180,9 @@ impl Core {
         let owner = Owner { volume: volume.id, shard: shard.number };
         let sealing = Sealing { kind, birth, owner, compression: volume.compression, block_crcs: None };
         let bound = sealed_bound(plain.len(), volume.block_shift);
-        let appended = self.with_sealer(volume, birth.key_epoch, |key| {
+        let appended = self.records.with_sealer(volume, birth.key_epoch, |key| {
             self.stream.append(shard, change, bound, |out| {
-                let header = self.codec.borrow_mut().seal(&sealing, plain, key, out)?;
+                let header = self.records.codec.borrow_mut().seal(&sealing, plain, key, out)?;
                 Ok::<usize, SealError>(header.record_bytes())
             })
         });
@@ -198,6 +201,7 @@ impl Core {
     pub(super) async fn admit(&self, shard: &Shard, range: &Range<u64>) -> Result<Admitted, Outcome> {
         let shared = &self.shared;
         let bytes = records_of(shard, range.clone()).map(|part| bound_of(shard, &part) as u64).sum();
+        let mut merged = false;
         loop {
             let event = shared.space_event.notified();
             if shared.set.is_failed() {
@@ -206,19 +210,27 @@ impl Core {
             if shard.volume.is_closing() || shared.closing.load(Ordering::SeqCst) {
                 return Err(Outcome::NotReady);
             }
-            let extents = shared.extent_count();
-            if shared.admission.is_full_beneath(self.now_ms()) || extents >= shared.options.map_extents_max {
+            if shared.admission.is_full_beneath(self.now_ms()) {
                 return Err(Outcome::CapacityExceeded);
             }
-            match shared.admission.admit(&shared.segments, extents, bytes) {
+            if !self.has_layer_room() {
+                self.layer_room().await?;
+                continue;
+            }
+            match shared.admission.admit(&shared.segments, bytes) {
                 Ok(admitted) => return Ok(admitted),
+                // What has been overwritten or deallocated counts until it is merged.
+                Err(Refusal::Full) if !merged && shared.layers.runs() > 0 => {
+                    merged = true;
+                    self.next_checkpoint().await;
+                }
                 Err(Refusal::Full) => return Err(Outcome::CapacityExceeded),
                 Err(Refusal::Unbacked) => {
                     shared.backing.notify_one();
                     event.await;
                 }
                 Err(Refusal::Wait) => {
-                    if shared.admission.is_low(&shared.segments, extents) {
+                    if shared.admission.is_low(&shared.segments) {
                         shared.cleaning.notify_one();
                     } else {
                         shared.want_checkpoint();
@@ -236,9 +248,12 @@ impl Core {
             if shard.volume.is_closing() {
                 return Outcome::NotReady;
             }
-            let end = shard.map.borrow().slice_end(at..range.end, SLICE_EXTENTS).max(at + 1);
+            if let Err(outcome) = self.layer_room().await {
+                return outcome;
+            }
+            let end = shard.map.slice_end(at..range.end, SLICE_EXTENTS).max(at + 1);
             let held = shard.locks.enter(at..end, false).await;
-            if !self.is_unmapped(shard, &held, at..end) {
+            if !self.is_unmapped(shard, &held, at..end).await {
                 let outcome = self.unmap_slice(shard, at..end, kind).await;
                 if outcome != Outcome::Success {
                     return outcome;
@@ -252,8 +267,63 @@ impl Core {
     }
 
     /// Nothing is mapped and nothing on its way: then the log needs no marker.
-    fn is_unmapped(&self, shard: &Shard, held: &Held<'_>, range: Range<u64>) -> bool {
-        shard.map.borrow().overlapping(range.clone()).next().is_none() && !shard.locks.others_in(held, &range)
+    async fn is_unmapped(&self, shard: &Shard, held: &Held<'_>, range: Range<u64>) -> bool {
+        let leaves = shard.map.leaves.within(&range);
+        // More of them are not worth the reading, unless there are none at all.
+        if leaves.end - leaves.start > LOOK_LEAVES && shard.map.tree().root.is_some() {
+            return false;
+        }
+        let hole = |run: &Run| run.what == What::Hole;
+        let unmapped = if shard.map.tree().root.is_none() {
+            shard.map.view(&range).iter().all(hole)
+        } else {
+            self.maps.lookup(shard.tree_ref(), &range).await.iter().all(hole)
+        };
+        unmapped && !shard.locks.others_in(held, &range)
+    }
+
+    fn has_layer_room(&self) -> bool {
+        let shared = &self.shared;
+        let (runs_max, merge_bytes) = (shared.options.layer_runs_max(), shared.admission.merge_bytes());
+        let percent = shared.layers.percent(runs_max, merge_bytes);
+        if percent >= 50 {
+            shared.want_checkpoint();
+        }
+        percent < 100
+    }
+
+    /// Waits until changes to maps may be made: what waits to be merged is bounded. The caller holds nothing.
+    pub async fn layer_room(&self) -> Result<(), Outcome> {
+        let shared = &self.shared;
+        let begun = shared.checkpoints_begun.load(Ordering::SeqCst);
+        loop {
+            let event = shared.space_event.notified();
+            if self.has_layer_room() {
+                return Ok(());
+            }
+            if shared.set.is_failed() {
+                return Err(Outcome::WriteFault);
+            }
+            if shared.is_refused(begun) {
+                return Err(Outcome::CapacityExceeded);
+            }
+            event.await;
+        }
+    }
+
+    /// Waits for the end of a checkpoint that begins from now on.
+    async fn next_checkpoint(&self) {
+        let shared = &self.shared;
+        let next = shared.checkpoints_begun.load(Ordering::SeqCst) + 1;
+        loop {
+            let event = shared.space_event.notified();
+            if shared.checkpoints_ended.load(Ordering::SeqCst) >= next || shared.is_closing() || shared.set.is_failed()
+            {
+                return;
+            }
+            shared.want_checkpoint();
+            event.await;
+        }
     }
 
     async fn unmap_slice(&self, shard: &Rc<Shard>, range: Range<u64>, kind: Kind) -> Outcome {

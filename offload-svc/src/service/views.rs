@@ -92,6 +92,7 @@ pub(super) fn pool(storage: &Storage) -> view::Pool {
             checkpoints: pool.checkpoints,
             segments_cleaned: pool.cleaned_segments,
             map_extents: pool.map_extents,
+            map_pages_read: pool.map_pages_read,
         },
     }
 }

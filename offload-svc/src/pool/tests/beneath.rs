@@ -157,8 +157,8 @@ fn deletion_gives_space_back() {
         live.sleep(Duration::from_secs(5)).await;
         let after = pages(&live);
         assert!(most > before + 90 * 64, "{before} before, {most} at most");
-        // An eighth of the pool and a few segments of 64 pages stay.
-        assert!(after < (30 + 16 + 20) * 64, "{most} at most, {after} after");
+        // An eighth of the pool, what is kept back for pages of maps, and a few segments of 64 pages stay.
+        assert!(after < (30 + 16 + 27) * 64, "{most} at most, {after} after");
         live.pool.create_volume(spec("w", 256 * MIB, 4096)).await.expect("room");
         let vol = live.volume("w");
         for step in 0..400 {

@@ -45,6 +45,7 @@ fn h112_a_key_is_rotated_under_load() {
             for at in 0..60 {
                 write(&vol, &inner, at * 37, 20, at + 1).await;
             }
+            live.pool.checkpoint().await.expect("healthy");
             let before = live.pool.keys()[0].stored_bytes;
             let rotated = live.pool.rotate_key("v").await.expect("room");
             assert_eq!((rotated.epoch, rotated.rotating, rotated.left_bytes), (1, true, before));

@@ -6,8 +6,11 @@ use nvmf_target::backend::Outcome;
 use uuid::Uuid;
 
 use super::super::checkpoint::{Part, Root, SectionWriter};
-use super::super::map::{Extent, RecordLocation};
+use super::super::layers::Tree;
+use super::super::map::{Extent, RecordLocation, Run, What};
+use super::super::message::MergedShard;
 use super::super::options::SUPERBLOCK_AREA_BYTES;
+use super::super::page::{Body, Page, PageId, PagePointer, Shape};
 use super::super::probe::{ChooseError, Found};
 use super::super::segments::{SegmentUse, Window};
 use super::super::stripe::{History, Sequence, ShardHeader, StripeLocation};
@@ -65,7 +68,7 @@ fn edit_superblocks(disks: &Disks, members: std::ops::Range<usize>, edit: impl F
 fn h94_edited_superblocks_are_refused_with_the_field_named() {
     // (first byte, bytes, part of the message)
     let edits: [(usize, &[u8], &str); 13] = [
-        (8, &[2, 0], "format version 2.1"),
+        (8, &[3, 0], "format version 3.0"),
         (48, &[200], "index"),
         (49, &[0], "k = 0"),
         (49, &[255], "k+m"),
@@ -334,7 +337,7 @@ fn golden_superblock() {
     };
     let bytes = block.to_bytes();
     assert_eq!(Superblock::parse(&bytes), Ok(block));
-    assert_eq!(bytes[..16], *b"SLUICEPL\x01\x00\x01\x00\x01\x00\x00\x00");
+    assert_eq!(bytes[..16], *b"SLUICEPL\x02\x00\x00\x00\x01\x00\x00\x00");
     assert_eq!(format!("{:08x}", crc32c(&bytes[..SLOT_BYTES - 4])), GOLDEN_SUPERBLOCK);
 }
 
@@ -343,7 +346,7 @@ fn golden_superblock() {
 fn a_superblock_of_an_older_minor_version_is_read() {
     let rig = volume_rig();
     edit_superblocks(&rig.disks, 0..6, |page| {
-        page[10..12].copy_from_slice(&[0, 0]);
+        page[8..12].copy_from_slice(&[1, 0, 0, 0]);
         for place in 0..32 {
             page[192 + 40 * place + 32..192 + 40 * place + 40].fill(0);
         }
@@ -354,7 +357,7 @@ fn a_superblock_of_an_older_minor_version_is_read() {
     assert_intact(&rig, "format 1.0");
 }
 
-const GOLDEN_SUPERBLOCK: &str = "262999f5";
+const GOLDEN_SUPERBLOCK: &str = "59861203";
 
 /// DESIGN 3.7: the format of a shard's header and of a checkpoint's sections, pinned.
 #[test]
@@ -383,10 +386,11 @@ fn golden_stripe_and_checkpoint() {
     let extent =
         Extent { location, generation: 1 << 36 | 5, key_epoch: 0, record_offset: 2, record_blocks: 16, count: 7 };
     let used = SegmentUse { index: 3, sequence };
-    let window = Window { uses: vec![used], added: vec![used], data: vec![used, used], next_sequence: 99 };
+    let window = Window { uses: vec![used], added: vec![used], data: vec![(used, 5000), (used, 0)], next_sequence: 99 };
+    let pointer = PagePointer { location, generation: 0x1234_5678_9ABC, key_epoch: 3, blocks: 21 };
+    let tree = Tree { height: 2, root: Some(pointer) };
     let mut sections = SectionWriter::default();
-    sections.shard(1, 15, 1 << 36);
-    sections.extents(1, 15, &[(77, extent)]);
+    sections.tree(&MergedShard { volume: 1, shard: 15, watermark: 1 << 36, tree });
     sections.window(&window);
     sections.stream(2, 11);
     sections.counters(2, 99);
@@ -395,8 +399,39 @@ fn golden_stripe_and_checkpoint() {
     let root = Root { parts: vec![Part { location: stripe, sequence }], volume_parts: 1 };
     assert_eq!(Root::decode(&root.encode()), Ok(root.clone()));
     assert_eq!(format!("{:08x}", crc32c(&root.encode())), GOLDEN_ROOT);
+    golden_pages(extent, pointer);
 }
 
+/// The pages of maps, with all that they can hold; a damaged one is an error and no panic.
+fn golden_pages(extent: Extent, pointer: PagePointer) {
+    let shape = Shape { layout: Layout::default(), segments: 100 };
+    let hole = Run { lba: 1200, count: 60, what: What::Hole };
+    let leaf = Page { base: Some(pointer), orphan: true, body: Body::Leaf(vec![Run::record(1030, extent), hole]) };
+    let children = vec![(0, Some(pointer)), (7, None), (255, Some(PagePointer { blocks: 3, ..pointer }))];
+    let node = Page { base: None, orphan: false, body: Body::Node(children) };
+    for (level, page, golden) in [(0, leaf, GOLDEN_LEAF), (2, node, GOLDEN_NODE)] {
+        let range = 1024..1280;
+        let bytes = page.encode(level, &range);
+        assert!(bytes.len().is_multiple_of(512));
+        assert_eq!(Page::decode(&bytes, level, &range, &shape), Ok(page), "level {level}");
+        assert_eq!(format!("{:08x}", crc32c(&bytes)), golden, "level {level}");
+        assert!(Page::decode(&bytes, level + 1, &range, &shape).is_err());
+        for at in 0..bytes.len() {
+            for value in [0, 1, 0x80, 0xFF] {
+                let mut bad = bytes.clone();
+                bad[at] = value;
+                let _ = Page::decode(&bad, level, &range, &shape);
+                let _ = Page::decode(&bytes[..at], level, &range, &shape);
+            }
+        }
+    }
+    let id = PageId { level: 3, index: 0x1_2345 };
+    assert_eq!(PageId::of_address(id.address(9)), (9, id));
+}
+
+const GOLDEN_LEAF: &str = "60c25021";
+const GOLDEN_NODE: &str = "dc1c4e47";
+
 const GOLDEN_SHARD: &str = "3a4ae926";
-const GOLDEN_SECTIONS: &str = "0c870aaa";
-const GOLDEN_ROOT: &str = "81e399a2";
+const GOLDEN_SECTIONS: &str = "076544e1";
+const GOLDEN_ROOT: &str = "2110f5e3";

@@ -8,6 +8,7 @@ mod faults;
 mod harness;
 mod keys;
 mod lost;
+mod map;
 mod media;
 mod model;
 mod rebuild;

@@ -55,6 +55,7 @@ fn h65_longest_deallocations_free_everything() {
         for slba in (0..blocks).step_by(longest as usize) {
             assert_eq!(vol.deallocate(slba, longest.min(blocks - slba)).await, Outcome::Success);
         }
+        live.pool.checkpoint().await.expect("healthy");
         let space = live.pool.status().space;
         assert_eq!((space.used_bytes, space.logical_bytes), (0, 0));
     });
