@@ -140,6 +140,10 @@ pub trait Backend: Send + Sync {
     fn geometry(&self) -> Geometry;
     /// The namespace's UUID, the same after every restart.
     fn uuid(&self) -> Uuid;
+    /// Commands that would change it are refused (Namespace is Write Protected), for as long as it exists.
+    fn write_protected(&self) -> bool {
+        false
+    }
     /// Starts a request; never blocks. The reply comes through `done`, on any thread, in any order.
     fn submit(&self, operation: Operation, done: Done);
 }

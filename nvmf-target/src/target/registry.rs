@@ -52,7 +52,7 @@ impl Subsystem {
         let entry = |(&nsid, backend): (&u32, &Arc<dyn Backend>)| Namespace {
             nsid: NamespaceId(nsid),
             backend: Arc::clone(backend),
-            write_protected: false,
+            write_protected: backend.write_protected(),
         };
         self.table = Arc::new(NamespaceTable::new(self.namespaces.iter().map(entry)));
     }

@@ -7,12 +7,14 @@
 //! A section is: tag (1 byte), length of the body (4), CRC32C of the body (4), body. The stream begins with the volumes, in
 //! stripes of their own, so that wrapped keys of deleted volumes can be overwritten.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::codec::{CutShort, Reader, Writer};
+use super::family::{Family, Role};
 use super::layers::Tree;
 use super::map::{Extent, RecordLocation};
 use super::message::MergedShard;
@@ -27,6 +29,7 @@ use crate::stages::keys::{KeyEpoch, LineageId, WRAPPED_KEY_BYTES, WrappedKey};
 
 const TAG_VOLUME: u8 = b'V';
 const TAG_OLDER_KEY: u8 = b'K';
+const TAG_FAMILY: u8 = b'F';
 const TAG_SHARD: u8 = b'S';
 const TAG_EXTENTS: u8 = b'E';
 const TAG_WINDOW: u8 = b'W';
@@ -119,6 +122,13 @@ pub enum Section {
         volume: u32,
         wrapped: WrappedKey,
     },
+    /// The volume is a snapshot, or lies upon one.
+    Family {
+        volume: u32,
+        snapshot: bool,
+        hidden: bool,
+        parent: Option<u32>,
+    },
     /// All generations of the shard up to the watermark are in its extents.
     Shard {
         volume: u32,
@@ -191,6 +201,14 @@ impl SectionWriter {
             let mut out = Writer::default();
             out.u32(volume.id).bytes(older.as_bytes());
             self.section(TAG_OLDER_KEY, &out);
+        }
+        let parent = volume.parent();
+        if volume.is_snapshot() || parent.is_some() {
+            let mut out = Writer::default();
+            out.u32(volume.id).u8(volume.is_snapshot().into()).u8(volume.is_hidden().into());
+            // No volume has the id 0.
+            out.u32(parent.map_or(0, |parent| parent.id));
+            self.section(TAG_FAMILY, &out);
         }
     }
 
@@ -268,6 +286,7 @@ pub fn next_section(bytes: &[u8], shape: &Shape) -> Result<Option<(Section, usiz
     let section = match tag {
         TAG_VOLUME => Section::Volume(Box::new(read_volume(&mut body)?)),
         TAG_OLDER_KEY => Section::OlderKey { volume: body.u32()?, wrapped: read_key(&mut body)? },
+        TAG_FAMILY => read_family(&mut body)?,
         TAG_SHARD => Section::Shard { volume: body.u32()?, shard: body.u16()?, watermark: body.u64()? },
         TAG_EXTENTS => read_extents(&mut body)?,
         TAG_TREE => read_tree(&mut body, shape)?,
@@ -313,13 +332,24 @@ fn read_volume(body: &mut Reader<'_>) -> Result<Volume, DecodeError> {
         compression,
         cipher: Cipher::from_id(cipher).ok_or(DecodeError::Field("cipher"))?,
         lineage,
-        keys: VolumeKeys::new(wrapped),
+        keys: Arc::new(VolumeKeys::new(wrapped)),
+        family: Family::new(Role::Writable, None),
         closing: AtomicBool::new(false),
         in_trees: Usage::default(),
         in_layers: Usage::default(),
         in_flight: AtomicU64::new(0),
         idle: Notify::new(),
     })
+}
+
+fn read_family(body: &mut Reader<'_>) -> Result<Section, DecodeError> {
+    let volume = body.u32()?;
+    let (snapshot, hidden, parent) = (body.u8()?, body.u8()?, body.u32()?);
+    if snapshot > 1 || hidden > snapshot {
+        return Err(DecodeError::Field("family"));
+    }
+    let parent = (parent != 0).then_some(parent);
+    Ok(Section::Family { volume, snapshot: snapshot == 1, hidden: hidden == 1, parent })
 }
 
 fn read_key(body: &mut Reader<'_>) -> Result<WrappedKey, DecodeError> {

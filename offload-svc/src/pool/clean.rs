@@ -26,6 +26,7 @@ use super::shared::{InFlight, Volume};
 use super::stream::Change;
 use super::tree::Found;
 use super::write::all_written;
+use crate::stages::keys::LineageId;
 use crate::stages::record::{Kind, sealed_bound};
 
 /// Segments fuller than this, in parts of a hundred, are not worth moving.
@@ -166,7 +167,8 @@ pub(super) async fn empty_segment(core: &Rc<Core>, used: SegmentUse) -> Result<(
 /// Records of several stripes, so that what is left of them shares new ones.
 struct MoveBatch<'a> {
     core: &'a Core,
-    volumes: BTreeMap<u32, Arc<Volume>>,
+    /// A record may be led to by any volume of its lineage, whoever wrote it.
+    kin: HashMap<LineageId, Arc<[Arc<Volume>]>>,
     by_reactor: BTreeMap<usize, Vec<MoveRecord>>,
     bytes: usize,
 }
@@ -176,19 +178,24 @@ const BATCH_BYTES: usize = 4 << 20;
 
 impl<'a> MoveBatch<'a> {
     fn new(core: &'a Core) -> Self {
-        let volumes = core.shared.all_volumes().into_iter().map(|volume| (volume.id, volume)).collect();
-        Self { core, volumes, by_reactor: BTreeMap::new(), bytes: 0 }
+        let mut kin: HashMap<LineageId, Vec<Arc<Volume>>> = HashMap::new();
+        for volume in core.shared.all_volumes() {
+            kin.entry(volume.lineage).or_default().push(volume);
+        }
+        let kin = kin.into_iter().map(|(lineage, kin)| (lineage, kin.into())).collect();
+        Self { core, kin, by_reactor: BTreeMap::new(), bytes: 0 }
     }
 
     fn add(&mut self, record: FoundRecord, payload: &[u8]) {
         let owner = record.header.owner;
-        let (Some(volume), true) = (self.volumes.get(&owner.volume), record.header.kind.has_payload()) else { return };
+        let kin = self.kin.get(&record.header.birth.lineage);
+        let (Some(kin), true) = (kin, record.header.kind.has_payload()) else { return };
         let start = record.location.payload_offset as usize;
         let Some(bytes) = payload.get(start..start + record.location.stored_bytes as usize) else { return };
         self.bytes += bytes.len();
         let reactor = usize::from(owner.shard) % self.core.shared.reactors;
         self.by_reactor.entry(reactor).or_default().push(MoveRecord {
-            volume: Arc::clone(volume),
+            kin: Arc::clone(kin),
             shard: owner.shard,
             location: record.location,
             header: record.header,
@@ -222,11 +229,19 @@ impl Core {
     }
 
     async fn move_record(&self, record: &MoveRecord) -> Result<(), MoveFailed> {
-        let _in_flight = InFlight::on(&record.volume);
-        if record.volume.is_closing() {
+        for volume in record.kin.iter() {
+            self.move_in(volume, record).await?;
+        }
+        Ok(())
+    }
+
+    /// Moves what one volume's map leads to of a record.
+    async fn move_in(&self, volume: &Arc<Volume>, record: &MoveRecord) -> Result<(), MoveFailed> {
+        let _in_flight = InFlight::on(volume);
+        if volume.is_closing() {
             return Ok(());
         }
-        let shard = self.shard(&record.volume, record.shard);
+        let shard = self.shard(volume, record.shard);
         if record.header.kind == Kind::Metadata {
             self.move_page(&shard, record).await;
             return Ok(());
@@ -240,7 +255,7 @@ impl Core {
         let _held = shard.locks.enter(birth.lba..birth.lba + birth.block_count, true).await;
         let parts = self.live_parts(&shard, record).await;
         let live: u64 = parts.iter().map(|(_, extent)| u64::from(extent.count)).sum();
-        let outdated = || birth.key_epoch != record.volume.keys.current();
+        let outdated = || birth.key_epoch != volume.keys.current();
         if outdated() || live * 2 < birth.block_count {
             return self.rewrite_live(&shard, parts).await;
         }

@@ -19,18 +19,20 @@ use super::attach::{self, Coming, MemberError};
 use super::checkpoint::{Part, Root, SectionWriter};
 use super::checkpoint_io::{self, CheckpointWriter, WriteFailed};
 use super::core::{Core, Shard};
-use super::handle::{CheckpointError, VolumeError, VolumeSpec, volume_status};
+use super::family::{Family, Hold, Role};
+use super::handle::{CheckpointError, CloneSpec, VolumeError, VolumeSpec, volume_status};
 use super::members::Exclusion;
 use super::message::{Inner, MergeRequest, Merged, MergedShard, Message};
 use super::segments::Plan;
-use super::shared::{Books, Usage, Volume, VolumeKeys};
+use super::shared::{Books, Usage, UsageDelta, Volume, VolumeKeys};
+use super::snapshot::{Split, Taking, VolumeReply};
 use super::status::{KeyStatus, VolumeStatus};
 use super::stripe_io::WriteError;
 use super::superblocks::Superblocks;
 use crate::stages::keys::{KeyEncryptionKey, KeyEpoch, LineageId, LineageKey};
 
 /// Most volumes of a pool.
-const VOLUMES_MAX: usize = 4096;
+pub const VOLUMES_MAX: usize = 4096;
 /// Largest volume, in bytes: 2^56.
 const VOLUME_BYTES_MAX: u64 = 1 << 56;
 
@@ -45,7 +47,13 @@ pub enum Control {
     FinishDelete(Arc<Volume>, Weight, oneshot::Sender<Result<(), VolumeError>>),
     Rotate(String, oneshot::Sender<Result<KeyStatus, VolumeError>>),
     /// Nothing of the volume is under its older key any longer, or so it seemed.
-    FinishRotation(Arc<Volume>, oneshot::Sender<bool>),
+    FinishRotation(LineageId, oneshot::Sender<bool>),
+    Snapshot(String, String, VolumeReply),
+    Clone(String, CloneSpec, VolumeReply),
+    /// No write to the volume is under way any longer.
+    FinishSnapshot(Arc<Volume>, Hold, Taking, VolumeReply),
+    /// Nothing is left of a deleted snapshot, or so it seemed.
+    FinishAbsorb(Arc<Volume>, oneshot::Sender<bool>),
     Resize(String, u64, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
     /// Brings a member into the set.
     Member(attach::Request, oneshot::Sender<Result<Coming, MemberError>>),
@@ -102,12 +110,25 @@ impl Coordinator {
             // Whoever asked may have given up waiting.
             match request {
                 Control::Create(spec, reply) => drop(reply.send(self.create(spec).await)),
-                Control::Delete(name, reply) => self.begin_delete(&name, reply),
+                Control::Delete(name, reply) => self.begin_delete(&name, reply).await,
                 Control::FinishDelete(volume, weight, reply) => {
                     drop(reply.send(self.delete(&volume, &weight).await));
                 }
                 Control::Rotate(name, reply) => drop(reply.send(self.rotate(&name).await)),
-                Control::FinishRotation(volume, reply) => drop(reply.send(self.finish_rotation(&volume).await)),
+                Control::FinishRotation(volume, reply) => drop(reply.send(self.finish_rotation(volume).await)),
+                Control::Snapshot(of, name, reply) => self.begin_snapshot(&of, Taking::Snapshot(name), reply),
+                Control::Clone(of, spec, reply) => match self.find(&of) {
+                    Ok(snapshot) if snapshot.is_snapshot() => {
+                        drop(reply.send(self.clone_snapshot(&snapshot, &spec).await));
+                    }
+                    // By way of a snapshot of this moment.
+                    Ok(_) => self.begin_snapshot(&of, Taking::Clone(spec), reply),
+                    Err(error) => drop(reply.send(Err(error))),
+                },
+                Control::FinishSnapshot(volume, hold, taking, reply) => {
+                    drop(reply.send(self.finish_snapshot(volume, hold, taking).await));
+                }
+                Control::FinishAbsorb(from, reply) => drop(reply.send(self.finish_absorb(&from).await)),
                 Control::Resize(name, size, reply) => drop(reply.send(self.resize(&name, size).await)),
                 Control::Member(request, reply) => {
                     // Its device may take its time.
@@ -159,9 +180,14 @@ impl Coordinator {
 
     /// Takes a checkpoint; afterwards, whoever waits for segments looks again.
     pub async fn checkpoint(&self, clean: bool) -> Result<(), CheckpointError> {
+        self.checkpoint_with(clean, None).await
+    }
+
+    /// Takes a checkpoint, and a snapshot with it.
+    pub async fn checkpoint_with(&self, clean: bool, split: Option<Split>) -> Result<(), CheckpointError> {
         let shared = &self.core.shared;
         let begun = shared.checkpoints_begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let result = self.try_checkpoint(clean).await;
+        let result = self.try_checkpoint(clean, split).await;
         shared.checkpoint_wanted.store(false, Ordering::SeqCst);
         if result.is_ok() {
             shared.checkpoints.fetch_add(1, Ordering::Relaxed);
@@ -179,13 +205,13 @@ impl Coordinator {
         result
     }
 
-    async fn try_checkpoint(&self, clean: bool) -> Result<(), CheckpointError> {
+    async fn try_checkpoint(&self, clean: bool, split: Option<Split>) -> Result<(), CheckpointError> {
         let shared = &self.core.shared;
         if shared.set.is_failed() {
             return Err(CheckpointError::TooFewMembers);
         }
         let mut plan = shared.segments.begin_checkpoint();
-        let merged = self.merge().await?;
+        let merged = self.merge(split).await?;
         shared.segments.settle_plan(&mut plan);
         let mut writer = CheckpointWriter::new(&self.core.stripes, &shared.segments);
         let written = self.write_checkpoint(&mut writer, &plan, &merged, clean).await;
@@ -256,24 +282,36 @@ impl Coordinator {
     }
 
     /// Has every reactor bring what has been changed into its trees.
-    async fn merge(&self) -> Result<Vec<Merged>, CheckpointError> {
+    async fn merge(&self, split: Option<Split>) -> Result<Vec<Merged>, CheckpointError> {
         let shared = &self.core.shared;
+        let volumes = split.as_ref().map(Split::volumes);
         let asked = (0..shared.reactors).map(|reactor| {
-            let (done, merged) = oneshot::channel();
-            shared.courier.send(reactor, Message(Inner::Merge(MergeRequest { done })));
-            merged
+            let ((done, merged), (frozen, is_frozen)) = (oneshot::channel(), oneshot::channel());
+            let request = MergeRequest { split: volumes.clone(), frozen, done };
+            shared.courier.send(reactor, Message(Inner::Merge(request)));
+            (merged, is_frozen)
         });
-        let asked: Vec<_> = asked.collect();
+        let (asked, frozen): (Vec<_>, Vec<_>) = asked.unzip();
+        // Also of a reactor that has ended: it has nothing to hold off.
+        join_all(frozen).await;
+        split.into_iter().for_each(Split::release);
         // All of them, also if one fails: none is asked again while it is at it.
         let merged = join_all(asked).await;
         // A reactor that has ended would leave its shards out.
         let merged = merged.into_iter().map(|merged| Ok(merged.map_err(|_| CheckpointError::ReactorGone)??));
-        merged.collect()
+        let merged = merged.collect::<Result<Vec<Merged>, CheckpointError>>()?;
+        if let Some((from, to)) = volumes {
+            // The trees have gone over, and nothing has been merged since.
+            let usage = from.in_trees.value();
+            to.in_trees.add(&usage);
+            from.in_trees.add(&UsageDelta::default().less(&usage));
+        }
+        Ok(merged)
     }
 
     async fn create(&self, spec: VolumeSpec) -> Result<VolumeStatus, VolumeError> {
         self.check_spec(&spec)?;
-        let id = self.next_volume.replace(self.next_volume.get() + 1);
+        let id = self.take_id();
         let lineage = LineageId(Uuid::new_v4().as_u128());
         let key = LineageKey::generate(lineage, KeyEpoch(0), spec.cipher).map_err(|_| VolumeError::NoRandomness)?;
         let wrapped = key.wrap(&self.kek).map_err(|_| VolumeError::NoRandomness)?;
@@ -287,7 +325,8 @@ impl Coordinator {
             compression: spec.compression,
             cipher: spec.cipher,
             lineage,
-            keys: VolumeKeys::new(wrapped),
+            keys: Arc::new(VolumeKeys::new(wrapped)),
+            family: Family::new(Role::Writable, None),
             closing: AtomicBool::new(false),
             in_trees: Usage::default(),
             in_layers: Usage::default(),
@@ -308,10 +347,7 @@ impl Coordinator {
     }
 
     fn check_spec(&self, spec: &VolumeSpec) -> Result<(), VolumeError> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if !(1..=64).contains(&spec.name.len()) || !spec.name.chars().all(allowed) {
-            return Err(VolumeError::BadName { name: spec.name.clone() });
-        }
+        check_name(&spec.name)?;
         let block_bytes = spec.block_bytes;
         if !matches!(block_bytes, 512 | 4096) {
             return Err(VolumeError::BlockSize { block_bytes });
@@ -322,7 +358,7 @@ impl Coordinator {
             return Err(VolumeError::TooMany { count: volumes.len() });
         }
         for volume in volumes {
-            if volume.name == spec.name {
+            if volume.name == spec.name && !volume.is_hidden() {
                 return Err(VolumeError::NameTaken { name: spec.name.clone() });
             }
             if Some(volume.uuid) == spec.uuid {
@@ -333,11 +369,14 @@ impl Coordinator {
     }
 
     /// Lets nothing more in to a volume. What is under way may need a checkpoint, so its end is not waited for here.
-    fn begin_delete(&self, name: &str, reply: oneshot::Sender<Result<(), VolumeError>>) {
+    async fn begin_delete(&self, name: &str, reply: oneshot::Sender<Result<(), VolumeError>>) {
         let volume = match self.find(name) {
             Ok(volume) => volume,
             Err(error) => return drop(reply.send(Err(error))),
         };
+        if !self.core.shared.children(&volume).is_empty() {
+            return drop(reply.send(self.hide(&volume).await));
+        }
         volume.closing.store(true, Ordering::SeqCst);
         self.core.shared.space_event.notify_waiters();
         let core = Rc::clone(&self.core);
@@ -365,28 +404,64 @@ impl Coordinator {
         };
         // No checkpoint comes between: each has either the volume or the room.
         weigh_again(1);
-        self.with_volumes(|volumes| drop(volumes.remove(&volume.name)));
+        self.with_volumes(|volumes| drop(volumes.remove(&volume.key())));
         if let Err(error) = self.checkpoint(false).await {
-            self.with_volumes(|volumes| drop(volumes.insert(volume.name.clone(), Arc::clone(volume))));
+            self.with_volumes(|volumes| drop(volumes.insert(volume.key(), Arc::clone(volume))));
             weigh_again(-1);
             volume.closing.store(false, Ordering::SeqCst);
             return Err(error.into());
         }
+        self.forget(volume).await?;
+        // The last of its lineage takes the key with it.
+        if self.core.shared.of_lineage(volume.lineage).is_empty() {
+            self.core.shared.keyring.forget(volume.lineage);
+        }
+        // What lay beneath may have only one reader left, or none.
+        self.core.shared.absorbing.notify_one();
+        // Its segments come back with the next one.
+        self.core.shared.want_checkpoint();
+        Ok(())
+    }
+
+    /// Reactors forget what they have of a volume that is in no checkpoint any more.
+    pub(super) async fn forget(&self, volume: &Arc<Volume>) -> Result<(), VolumeError> {
         for reactor in 0..self.core.shared.reactors {
             let (done, forgotten) = oneshot::channel();
             let forget = Inner::Forget { volume: Arc::clone(volume), done };
             self.core.shared.courier.send(reactor, Message(forget));
             forgotten.await.map_err(|_| VolumeError::Checkpoint(CheckpointError::ReactorGone))?;
         }
-        self.core.shared.keyring.forget(volume.lineage);
-        // Its segments come back with the next one.
-        self.core.shared.want_checkpoint();
         Ok(())
+    }
+
+    /// A snapshot that others read from loses its name; when one reader is left, what it has goes over to that one.
+    async fn hide(&self, volume: &Arc<Volume>) -> Result<(), VolumeError> {
+        let rename = |hidden: bool| {
+            self.with_volumes(|volumes| {
+                volumes.remove(&volume.key());
+                volume.set_hidden(hidden);
+                volumes.insert(volume.key(), Arc::clone(volume));
+            });
+        };
+        rename(true);
+        if let Err(error) = self.checkpoint(false).await {
+            rename(false);
+            return Err(error.into());
+        }
+        self.core.shared.absorbing.notify_one();
+        Ok(())
+    }
+
+    pub(super) fn take_id(&self) -> u32 {
+        self.next_volume.replace(self.next_volume.get() + 1)
     }
 
     async fn resize(&self, name: &str, size_bytes: u64) -> Result<VolumeStatus, VolumeError> {
         let volume = self.find(name)?;
         check_size(size_bytes, volume.block_bytes())?;
+        if volume.is_snapshot() {
+            return Err(VolumeError::IsSnapshot { name: name.into() });
+        }
         let blocks = size_bytes >> volume.block_shift;
         if blocks < volume.blocks() {
             let from_bytes = volume.blocks() << volume.block_shift;
@@ -405,12 +480,19 @@ impl Coordinator {
         volume.ok_or_else(|| VolumeError::NoSuchVolume { name: name.into() })
     }
 
-    fn with_volumes(&self, change: impl FnOnce(&mut super::shared::VolumeTable)) {
+    pub(super) fn with_volumes(&self, change: impl FnOnce(&mut super::shared::VolumeTable)) {
         let shared = &self.core.shared;
         let mut volumes = shared.volumes.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut volumes);
         shared.admission.set_volumes(volumes.len());
     }
+}
+
+/// 1 to 64 letters, digits, `-`, `_`, `.`.
+pub fn check_name(name: &str) -> Result<(), VolumeError> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let good = (1..=64).contains(&name.len()) && name.chars().all(allowed);
+    if good { Ok(()) } else { Err(VolumeError::BadName { name: name.to_owned() }) }
 }
 
 fn check_size(size_bytes: u64, block_bytes: u32) -> Result<(), VolumeError> {
@@ -422,7 +504,7 @@ fn check_size(size_bytes: u64, block_bytes: u32) -> Result<(), VolumeError> {
 
 /// What a volume that nobody changes any more leads to. First all of it is brought into its trees; then they are walked, beside
 /// whatever else goes on.
-async fn weigh(core: &Core, volume: &Arc<Volume>) -> Result<Weight, VolumeError> {
+pub(super) async fn weigh(core: &Core, volume: &Arc<Volume>) -> Result<Weight, VolumeError> {
     let shared = &core.shared;
     let (reply, answer) = oneshot::channel();
     let asked = shared.control.unbounded_send(Control::Checkpoint(Some(reply)));
@@ -438,7 +520,7 @@ async fn weigh(core: &Core, volume: &Arc<Volume>) -> Result<Weight, VolumeError>
     Ok(weight)
 }
 
-async fn wait_idle(volume: &Volume) {
+pub(super) async fn wait_idle(volume: &Volume) {
     loop {
         let idle = volume.idle.notified();
         if volume.in_flight.load(Ordering::SeqCst) == 0 {
@@ -479,9 +561,15 @@ impl Core {
             shard.map.freeze(&mut Books { segments: &shared.segments, volume: &shard.volume }, &shared.layers);
             (Rc::clone(shard), shard.applied.get())
         };
-        let frozen: Vec<_> = shards.iter().map(frozen).collect();
+        let mut frozen: Vec<_> = shards.iter().map(frozen).collect();
+        // Whoever asked may have given up.
+        let _ = request.frozen.send(());
         let all: Vec<_> = shards.iter().map(|shard| shard.tree_ref()).collect();
         let merged = self.maps.merge(&all, &shared.layers).await.map(|()| {
+            if let Some((from, to)) = &request.split {
+                let taken = self.split(from, to, &frozen);
+                frozen.extend(taken);
+            }
             let merged = |(shard, watermark): &(Rc<Shard>, u64)| MergedShard {
                 volume: shard.volume.id,
                 shard: shard.number,

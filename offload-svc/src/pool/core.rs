@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,30 +16,33 @@ use futures::channel::mpsc::UnboundedReceiver;
 use super::env::Env;
 use super::layers::{ShardMap, Tree};
 use super::locks::RangeLocks;
-use super::map::Run;
+use super::map::{Run, lay_over};
 use super::message::{Inner, Message};
 use super::records::RecordIo;
 use super::shared::{Books, Shared, Volume};
 use super::stream::Stream;
 use super::stripe_io::SharedStripeIo;
 use super::tree::{MapIo, ShardRef};
+use crate::stages::keys::LineageId;
+
+/// What several shards count on.
+type Counter = Rc<Cell<u64>>;
 
 /// One shard of a volume.
 pub struct Shard {
     pub volume: Arc<Volume>,
     pub number: u16,
     pub map: ShardMap,
-    /// The next record's generation.
-    next: Cell<u64>,
+    /// The next record's generation: one counter for a shard of all volumes of a lineage, so that no birth is like another.
+    next: Counter,
     /// All generations up to it are in the map or will never be.
     pub applied: Cell<u64>,
     pub locks: RangeLocks,
 }
 
 impl Shard {
-    pub fn new(volume: Arc<Volume>, number: u16, tree: Tree, mounts: u64) -> Self {
-        let base = generation_base(mounts);
-        let (next, applied) = (Cell::new(base + 1), Cell::new(base));
+    fn new(volume: Arc<Volume>, number: u16, tree: Tree, mounts: u64, next: Counter) -> Self {
+        let applied = Cell::new(generation_base(mounts));
         let map = ShardMap::new(&volume, number, tree);
         Self { volume, number, map, next, applied, locks: RangeLocks::default() }
     }
@@ -72,19 +76,27 @@ pub struct Core {
     pub records: Rc<RecordIo>,
     pub maps: MapIo,
     shards: RefCell<HashMap<(u32, u16), Rc<Shard>>>,
+    generations: RefCell<HashMap<(LineageId, u16), Counter>>,
     started: Instant,
 }
 
 impl Core {
-    pub fn new(index: usize, shared: Arc<Shared>, stripes: SharedStripeIo, shards: Vec<Shard>) -> Self {
+    pub fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        stripes: SharedStripeIo,
+        shards: Vec<(Arc<Volume>, u16, Tree)>,
+    ) -> Self {
         let (segments, keyring) = (Arc::clone(&shared.segments), Arc::clone(&shared.keyring));
         let records = RecordIo::new(Rc::clone(&stripes), segments, keyring, shared.engines, shared.options.slow_read);
         let records = Rc::new(records);
         let cache_bytes = shared.options.map_cache_bytes() / shared.reactors as u64;
         let maps = MapIo::new(Rc::clone(&records), cache_bytes, Arc::clone(&shared.pages_read));
-        let keyed = shards.into_iter().map(|shard| ((shard.volume.id, shard.number), Rc::new(shard))).collect();
-        let started = stripes.io.env.now();
-        Self { index, shared, stripes, stream: Stream::default(), records, maps, shards: RefCell::new(keyed), started }
+        let (started, stream) = (stripes.io.env.now(), Stream::default());
+        let (held, generations) = (RefCell::default(), RefCell::default());
+        let core = Self { index, shared, stripes, stream, records, maps, shards: held, generations, started };
+        shards.into_iter().for_each(|(volume, number, tree)| drop(core.enter_shard(&volume, number, tree)));
+        core
     }
 
     pub fn env(&self) -> &Rc<dyn Env> {
@@ -102,9 +114,53 @@ impl Core {
 
     /// The shard of a volume; empty if nothing has been written to it.
     pub fn shard(&self, volume: &Arc<Volume>, number: u16) -> Rc<Shard> {
-        let mut shards = self.shards.borrow_mut();
-        let fresh = || Rc::new(Shard::new(Arc::clone(volume), number, Tree::default(), self.shared.mounts));
-        Rc::clone(shards.entry((volume.id, number)).or_insert_with(fresh))
+        let found = self.shards.borrow().get(&(volume.id, number)).cloned();
+        found.unwrap_or_else(|| self.enter_shard(volume, number, Tree::default()))
+    }
+
+    fn enter_shard(&self, volume: &Arc<Volume>, number: u16, tree: Tree) -> Rc<Shard> {
+        let mounts = self.shared.mounts;
+        let first = || Rc::new(Cell::new(generation_base(mounts) + 1));
+        let next = Rc::clone(self.generations.borrow_mut().entry((volume.lineage, number)).or_insert_with(first));
+        let shard = Rc::new(Shard::new(Arc::clone(volume), number, tree, mounts, next));
+        self.shards.borrow_mut().insert((volume.id, number), Rc::clone(&shard));
+        shard
+    }
+
+    /// What a range of a shard holds, in order, at the moment of the return: what its map says, and where that says nothing,
+    /// what lies beneath it. Blocks in no run are holes.
+    pub async fn look(&self, shard: &Shard, range: &Range<u64>) -> Vec<Run> {
+        loop {
+            let own = self.maps.lookup(shard.tree_ref(), range).await;
+            let Some(parent) = shard.volume.parent() else { return own };
+            let gaps = gaps(&own, range);
+            if gaps.is_empty() {
+                return own;
+            }
+            let beneath = self.shard(&parent, shard.number);
+            let mut base = Vec::new();
+            for gap in gaps {
+                base.extend(Box::pin(self.look(&beneath, &gap)).await);
+            }
+            // What has gone over from the parent meanwhile is not there any more, but here.
+            let again = self.maps.lookup(shard.tree_ref(), range).await;
+            if again == own && shard.volume.is_child_of(&parent) {
+                return lay_over(base, &own, |_| {});
+            }
+        }
+    }
+
+    /// The first leaf from `leaf` on in which a shard, or what lies beneath it, may hold something.
+    pub async fn next_leaf(&self, shard: &Shard, leaf: u64) -> Option<u64> {
+        let from = shard.map.leaves.range(leaf).start;
+        // In this order: what is merged meanwhile goes from the layers into the tree.
+        let in_layers = shard.map.next_in_layers(from).map(|lba| shard.map.leaves.at(lba));
+        let in_tree = self.maps.next_leaf(shard.tree_ref(), shard.map.tree(), leaf).await;
+        let own = in_layers.into_iter().chain(in_tree).min();
+        let Some(parent) = shard.volume.parent() else { return own };
+        let beneath = self.shard(&parent, shard.number);
+        let beneath = Box::pin(self.next_leaf(&beneath, leaf)).await;
+        own.into_iter().chain(beneath).min()
     }
 
     pub fn all_shards(&self) -> Vec<Rc<Shard>> {
@@ -127,9 +183,16 @@ impl Core {
             Inner::Piece(piece) => Box::pin(async move { task_core.serve_piece(piece).await }),
             Inner::Merge(request) => Box::pin(async move { task_core.merge(request).await }),
             Inner::Move(request) => Box::pin(async move { task_core.move_records(request).await }),
-            Inner::Rekey { volume, done } => Box::pin(async move {
-                task_core.rekey(&volume).await;
+            Inner::Rekey { volume, pages, done } => Box::pin(async move {
+                task_core.rekey(&volume, pages).await;
                 let _ = done.send(());
+            }),
+            Inner::Absorb { child, from, done } => Box::pin(async move {
+                task_core.absorb(&child, &from).await;
+                let _ = done.send(());
+            }),
+            Inner::IsEmpty { volume, done } => Box::pin(async move {
+                let _ = done.send(task_core.is_empty(&volume));
             }),
             Inner::Weigh { volume, done } => Box::pin(async move {
                 // Whoever asked may have given up.
@@ -172,4 +235,20 @@ impl Core {
         }
         weight
     }
+}
+
+/// The parts of a range that no run covers.
+fn gaps(runs: &[Run], range: &Range<u64>) -> Vec<Range<u64>> {
+    let mut at = range.start;
+    let mut gaps = Vec::new();
+    for run in runs {
+        if at < run.lba {
+            gaps.push(at..run.lba);
+        }
+        at = run.end();
+    }
+    if at < range.end {
+        gaps.push(at..range.end);
+    }
+    gaps
 }

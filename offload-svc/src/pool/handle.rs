@@ -35,6 +35,15 @@ pub struct VolumeSpec {
     pub cipher: Cipher,
 }
 
+/// What a clone shall be; the rest it has from its origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CloneSpec {
+    /// As a volume's.
+    pub name: String,
+    /// Of new writes; its origin's if `None`.
+    pub compression: Option<Compression>,
+}
+
 /// Why a volume was not made, changed or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -59,6 +68,10 @@ pub enum VolumeError {
          the next rotation can begin"
     )]
     Rotating { name: String, left_bytes: u64 },
+    #[error("volume {name:?} is a snapshot, which stays as it is; clone it to get a volume that can be changed")]
+    IsSnapshot { name: String },
+    #[error("{count} snapshots lie beneath volume {name:?}, the most there can be: delete some of them")]
+    TooDeep { name: String, count: usize },
     #[error("no randomness for a new key")]
     NoRandomness,
     #[error(transparent)]
@@ -114,6 +127,17 @@ impl Pool {
         self.ask(|reply| Control::Delete(name.into(), reply)).await.unwrap_or(Err(VolumeError::Closed))
     }
 
+    /// Takes a snapshot of a volume: what it holds at one moment between the call and its return, under a name of its own. What
+    /// a host has been answered before the call is in it.
+    pub async fn snapshot_volume(&self, volume: &str, name: &str) -> Result<VolumeStatus, VolumeError> {
+        self.ask(|reply| Control::Snapshot(volume.into(), name.into(), reply)).await.unwrap_or(Err(VolumeError::Closed))
+    }
+
+    /// Makes a volume that begins as a snapshot, or as another volume at this moment, and then goes its own way.
+    pub async fn clone_volume(&self, of: &str, spec: CloneSpec) -> Result<VolumeStatus, VolumeError> {
+        self.ask(|reply| Control::Clone(of.into(), spec, reply)).await.unwrap_or(Err(VolumeError::Closed))
+    }
+
     /// Makes a volume larger.
     pub async fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<VolumeStatus, VolumeError> {
         self.ask(|reply| Control::Resize(name.into(), size_bytes, reply)).await.unwrap_or(Err(VolumeError::Closed))
@@ -128,7 +152,12 @@ impl Pool {
 
     /// The keys of all volumes, oldest volume first.
     pub fn keys(&self) -> Vec<KeyStatus> {
-        self.shared.all_volumes().iter().map(|volume| key_status(volume)).collect()
+        self.shared
+            .all_volumes()
+            .iter()
+            .filter(|volume| !volume.is_hidden())
+            .map(|volume| key_status(&self.shared, volume))
+            .collect()
     }
 
     /// Lets a blank device take the place of a member, which `old` names by index, UUID or name. When this returns, the
@@ -182,7 +211,12 @@ impl Pool {
 
     /// All volumes, oldest first.
     pub fn volumes(&self) -> Vec<VolumeStatus> {
-        self.shared.all_volumes().iter().map(|volume| volume_status(volume)).collect()
+        self.shared
+            .all_volumes()
+            .iter()
+            .filter(|volume| !volume.is_hidden())
+            .map(|volume| volume_status(volume))
+            .collect()
     }
 
     /// The last publication of the set's state: what an anchor keeps.
@@ -281,14 +315,15 @@ impl Pool {
     }
 }
 
-pub(super) fn key_status(volume: &Volume) -> KeyStatus {
+pub(super) fn key_status(shared: &Shared, volume: &Volume) -> KeyStatus {
+    let kin = shared.of_lineage(volume.lineage);
     KeyStatus {
         volume: volume.name.clone(),
         cipher: volume.cipher.name().to_owned(),
         epoch: volume.keys.current().0,
         rotating: volume.keys.lock().len() > 1,
-        left_bytes: volume.left_bytes(),
-        stored_bytes: volume.stored_bytes() + volume.map_bytes(),
+        left_bytes: shared.left_bytes(volume),
+        stored_bytes: kin.iter().map(|volume| volume.stored_bytes() + volume.map_bytes()).sum(),
     }
 }
 
@@ -300,7 +335,9 @@ pub(super) fn volume_status(volume: &Volume) -> VolumeStatus {
         block_bytes: volume.block_bytes(),
         compression: volume.compression.to_string(),
         cipher: volume.cipher.name().to_owned(),
-        used_bytes: volume.used_blocks() << volume.block_shift,
+        used_bytes: volume.mapped_blocks() << volume.block_shift,
         stored_bytes: volume.stored_bytes(),
+        snapshot: volume.is_snapshot(),
+        origin: volume.origin().map(|origin| origin.name.clone()),
     }
 }

@@ -59,6 +59,8 @@ pub struct ShardMap {
     active: RefCell<Layer>,
     /// Leaves that the layers change, at most.
     dirty: Cell<[i64; 2]>,
+    /// Another map lies beneath: a hole is written down.
+    over: Cell<bool>,
     /// Pages that are to be written anew, as their segment is wanted back.
     moving: RefCell<BTreeSet<PageId>>,
 }
@@ -71,8 +73,14 @@ impl ShardMap {
             frozen: RefCell::default(),
             active: RefCell::default(),
             dirty: Cell::new([0; 2]),
+            over: Cell::new(volume.parent().is_some()),
             moving: RefCell::default(),
         }
+    }
+
+    /// Whether another map lies beneath.
+    pub fn set_over(&self, over: bool) {
+        self.over.set(over);
     }
 
     pub fn tree(&self) -> Tree {
@@ -102,6 +110,9 @@ impl ShardMap {
         };
         let edges = [span.start, span.end.saturating_sub(1)];
         let edges = if span.end.saturating_sub(span.start) > 1 { &edges[..] } else { &edges[..1] };
+        if self.over.get() && run.what == What::Hole {
+            return span.end.saturating_sub(span.start) as i64;
+        }
         let dirty = edges.iter().filter(|leaf| span.contains(*leaf) && edge(**leaf)).count() as i64;
         // And nodes above what goes away between the edges.
         dirty + ((span.end.saturating_sub(span.start)) / FANOUT as u64).min(i64::MAX as u64) as i64
@@ -162,6 +173,14 @@ impl ShardMap {
         self.dirty.set([dirty - merged, active]);
     }
 
+    /// A snapshot is taken: `to` gets the tree, with the pages of it that are to be written anew, and this map begins again,
+    /// empty, over it.
+    pub fn split(&self, to: &Self) {
+        to.tree.set(self.tree.take());
+        to.moving.borrow_mut().append(&mut self.moving.borrow_mut());
+        to.over.set(self.over.replace(true));
+    }
+
     /// Has a page written anew by the next merge.
     pub fn move_page(&self, id: PageId) {
         self.moving.borrow_mut().insert(id);
@@ -185,6 +204,12 @@ impl ShardMap {
         frozen.forget(0..u64::MAX, ledger);
         active.forget(0..u64::MAX, ledger);
         self.moving.borrow_mut().clear();
+    }
+
+    /// No layer leads to a record.
+    pub fn leads_nowhere(&self) -> bool {
+        let nowhere = |layer: &Layer| layer.overlapping(0..u64::MAX).all(|run| run.extent().is_none());
+        nowhere(&self.frozen.borrow()) && nowhere(&self.active.borrow())
     }
 
     /// Nothing lies over the tree.

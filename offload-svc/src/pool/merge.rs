@@ -153,7 +153,7 @@ impl MapIo {
             let span = map.leaves.within(&range);
             let mut leaf = span.start;
             while leaf < span.end {
-                if run.what == What::Hole {
+                if run.what == What::Hole && !shard.volume.keeps_holes() {
                     match self.next_leaf(shard, tree, leaf).await.filter(|next| *next < span.end) {
                         Some(next) => leaf = next,
                         None => break,
@@ -246,7 +246,9 @@ impl MapIo {
             orphan = false;
         }
         if base.is_none() && !orphan {
-            runs.retain(|run| run.what != What::Hole);
+            if !work.shard.volume.keeps_holes() {
+                runs.retain(|run| run.what != What::Hole);
+            }
             if runs.is_empty() {
                 work.changed.insert(leaf, Changed::Gone);
                 return Ok(());

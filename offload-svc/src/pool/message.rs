@@ -35,7 +35,11 @@ pub(super) enum Inner {
     /// Records of a segment that is being cleaned, for the receiver's shards.
     Move(MoveRequest),
     /// Carry what is under a volume's older key over to the current one, as far as possible.
-    Rekey { volume: Arc<Volume>, done: oneshot::Sender<()> },
+    Rekey { volume: Arc<Volume>, pages: bool, done: oneshot::Sender<()> },
+    /// Bring what a deleted snapshot has over to the volume that lies upon it.
+    Absorb { child: Arc<Volume>, from: Arc<Volume>, done: oneshot::Sender<()> },
+    /// Tell whether nothing is left of a volume.
+    IsEmpty { volume: Arc<Volume>, done: oneshot::Sender<bool> },
     /// Tell what the trees of a volume lead to, in bytes by segment.
     Weigh { volume: Arc<Volume>, done: oneshot::Sender<BTreeMap<u32, i64>> },
     /// Forget a deleted volume's shards.
@@ -160,6 +164,10 @@ fn worse(a: Outcome, b: Outcome) -> Outcome {
 
 /// Asks a reactor to merge; answered when its trees are durable.
 pub(super) struct MergeRequest {
+    /// A snapshot to be taken: the second volume gets what the first has up to the moment at which the merge begins.
+    pub split: Option<(Arc<Volume>, Arc<Volume>)>,
+    /// Told at that moment.
+    pub frozen: oneshot::Sender<()>,
     pub done: oneshot::Sender<Result<Merged, WriteFailed>>,
 }
 
@@ -182,7 +190,8 @@ pub(super) struct MergedShard {
 
 /// A record of a segment being cleaned.
 pub(super) struct MoveRecord {
-    pub volume: Arc<Volume>,
+    /// The volumes of its lineage.
+    pub kin: Arc<[Arc<Volume>]>,
     pub shard: u16,
     pub location: RecordLocation,
     pub header: crate::stages::record::Header,

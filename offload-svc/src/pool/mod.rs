@@ -27,6 +27,7 @@
 //! and what looks after the members: `rebuild`, `attach`, `scrub`, at the `pace` that requests leave them. Before all that:
 //! `probe`, `mount`.
 
+mod absorb;
 mod attach;
 mod backing;
 mod checkpoint;
@@ -36,6 +37,7 @@ mod codec;
 mod coordinator;
 mod core;
 pub mod env;
+mod family;
 mod handle;
 mod layers;
 mod locks;
@@ -59,6 +61,7 @@ mod scrub;
 mod segments;
 mod shared;
 mod slow;
+mod snapshot;
 mod space;
 pub mod status;
 mod stream;

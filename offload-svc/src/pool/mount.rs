@@ -16,6 +16,7 @@ use super::checkpoint::{DecodeError, Root, Section, SectionWriter};
 use super::checkpoint_io::{self, CheckpointWriter, ReadFailed, WriteFailed};
 use super::core::generation_base;
 use super::env::{Env, MemberIndex};
+use super::family::{Family, Role};
 use super::layers::{LayerBudget, ShardMap, Tree};
 use super::map::{Extent, Run, What};
 use super::members::{Excluder, Identity, Member, MemberIo, MemberSet, TooFewMembers};
@@ -117,6 +118,8 @@ struct Loaded {
     shards: BTreeMap<(u32, u16), LoadedShard>,
     /// Of a checkpoint of version 1, which held the maps themselves.
     extents: BTreeMap<(u32, u16), Vec<(u64, Extent)>>,
+    /// Which volume lies upon which.
+    parents: Vec<(u32, u32)>,
     window: Vec<SegmentUse>,
     /// Segments that hold data, with the bytes that trees lead to.
     data: Vec<(SegmentUse, u64)>,
@@ -377,6 +380,7 @@ async fn load(stripes: &StripeIo, state: &Superblock) -> Result<Loaded, MountErr
     let mut loaded = Loaded { next_volume: 1, next_sequence: 1, ..Loaded::default() };
     let Some(pointer) = &state.checkpoint else { return Ok(loaded) };
     let root = checkpoint_io::read(stripes, pointer, |section| loaded.take(section, stripes.set())).await?;
+    loaded.link()?;
     loaded.root = root;
     loaded.root_use = Some(SegmentUse { index: pointer.root.segment, sequence: pointer.sequence });
     Ok(loaded)
@@ -391,12 +395,30 @@ impl Loaded {
 
     fn take(&mut self, section: Section, set: &MemberSet) -> Result<(), DecodeError> {
         match section {
-            Section::Volume(volume) => {
+            Section::Volume(mut volume) => {
+                // One lineage has one set of keys.
+                if let Some(kin) = self.volumes.values().find(|kin| kin.lineage == volume.lineage) {
+                    let alike = (kin.cipher, kin.block_shift) == (volume.cipher, volume.block_shift);
+                    if !alike || kin.keys.current() != volume.keys.current() {
+                        return Err(DecodeError::Field("lineage"));
+                    }
+                    volume.keys = Arc::clone(&kin.keys);
+                }
                 self.volumes.insert(volume.id, Arc::new(*volume));
+            }
+            Section::Family { volume, snapshot, hidden, parent } => {
+                let own = self.volumes.get_mut(&volume).and_then(Arc::get_mut).ok_or(DecodeError::Field("family"))?;
+                own.family = Family::new(if snapshot { Role::Snapshot } else { Role::Writable }, None);
+                own.set_hidden(hidden);
+                self.parents.extend(parent.map(|parent| (volume, parent)));
             }
             Section::OlderKey { volume, wrapped } => {
                 let volume = self.volumes.get(&volume).ok_or(DecodeError::Field("older key"))?;
                 let mut keys = volume.keys.lock();
+                if keys.iter().any(|key| key.epoch() == wrapped.epoch()) && keys.len() > 1 {
+                    // A relative has brought it.
+                    return Ok(());
+                }
                 let before = keys.len() == 1 && wrapped.epoch().0.checked_add(1) == Some(volume.keys.current().0);
                 if !before || wrapped.lineage() != volume.lineage {
                     return Err(DecodeError::Field("older key"));
@@ -437,6 +459,25 @@ impl Loaded {
                 (self.next_volume, self.next_sequence) = (next_volume, next_sequence);
             }
             Section::End => {}
+        }
+        Ok(())
+    }
+
+    /// Puts volumes upon those that they lie upon.
+    fn link(&mut self) -> Result<(), ReadFailed> {
+        for (id, parent) in std::mem::take(&mut self.parents) {
+            let found = self.volumes.get(&id).zip(self.volumes.get(&parent));
+            let fits = |(own, parent): &(&Arc<Volume>, &Arc<Volume>)| {
+                let mut beneath = std::iter::successors(Some(Arc::clone(parent)), |volume| volume.parent());
+                parent.is_snapshot() && parent.lineage == own.lineage && !beneath.any(|volume| volume.id == own.id)
+            };
+            let (own, parent) = found.filter(fits).ok_or(DecodeError::Field("parent"))?;
+            own.set_parent(Some(Arc::clone(parent)));
+        }
+        for ((volume, _), shard) in &self.shards {
+            if let Some(volume) = self.volumes.get(volume) {
+                shard.map.set_over(volume.parent().is_some());
+            }
         }
         Ok(())
     }

@@ -196,7 +196,7 @@ pub struct Page {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
-    /// In order, without overlap. Holes stand only where a base or an ancestor's could say otherwise.
+    /// In order, without overlap. Holes stand only where a base, an ancestor's, or another map beneath could say otherwise.
     Leaf(Vec<Run>),
     /// By slot. `None` as a hole.
     Node(Vec<(u8, Option<PagePointer>)>),

@@ -12,11 +12,12 @@ use std::sync::{Arc, RwLock};
 use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 use tokio::sync::Notify;
 
+use super::absorb;
 use super::backing;
 use super::checkpoint::Root;
 use super::clean;
 use super::coordinator::{self, Control, Coordinator};
-use super::core::{Core, Shard};
+use super::core::Core;
 use super::env::Env;
 use super::handle::Pool;
 use super::layers::{LayerBudget, Tree};
@@ -81,7 +82,7 @@ impl Mounted {
         let courier = courier.unwrap_or_else(|| Arc::new(Channels(channels)));
         let (control, requests) = unbounded();
         let (membership, exclusions) = unbounded();
-        let volumes = self.volumes.values().map(|volume| (volume.name.clone(), Arc::clone(volume))).collect();
+        let volumes = self.volumes.values().map(|volume| (volume.key(), Arc::clone(volume))).collect();
         let listed = self.segments.left().0;
         let shared = Arc::new(Shared {
             admission: Arc::new(Admission::new(self.set.layout, self.set.segment_count, reactors)),
@@ -115,6 +116,7 @@ impl Mounted {
             given_back: AtomicU64::new(0),
             listed_at_checkpoint: AtomicU64::new(listed),
             checkpoint_wanted: AtomicBool::new(false),
+            absorbing: Notify::new(),
             erasing: tokio::sync::Mutex::new(()),
             rebuild: Rebuilding::default(),
             scrub: Scrubbing::default(),
@@ -159,9 +161,7 @@ impl PoolReactor {
         let ReactorSeed { index, shared, shards, inbox, coordinator } = seed;
         let excluder = Excluder::Serving(shared.membership.clone());
         let stripes = Rc::new(stripe_io(Rc::clone(&env), &shared.set, &shared.options, excluder.clone())?);
-        let mounts = shared.mounts;
-        let shards = shards.into_iter().map(|(volume, number, tree)| Shard::new(volume, number, tree, mounts));
-        let core = Rc::new(Core::new(index, Arc::clone(&shared), stripes, shards.collect()));
+        let core = Rc::new(Core::new(index, Arc::clone(&shared), stripes, shards));
         env.spawn(Box::pin(Core::serve(Rc::clone(&core), inbox)));
         env.spawn(Box::pin(Stream::run(Rc::clone(&core))));
         if let Some(seed) = coordinator {
@@ -188,6 +188,7 @@ impl PoolReactor {
             env.spawn(Box::pin(clean::run(Rc::clone(&core))));
             env.spawn(Box::pin(backing::run(Rc::clone(&core))));
             rotate::go_on(&core);
+            env.spawn(Box::pin(absorb::run(Rc::clone(&core))));
             if suspect {
                 // What they have lost counts as damage until it has been found, by a pass from the beginning.
                 scrub.running = false;

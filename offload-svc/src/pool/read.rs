@@ -62,14 +62,14 @@ struct RecordRead {
 impl Core {
     /// Reads a range of a shard as it is at a moment of the call; blocks in no record are zeroes.
     pub async fn read_range(&self, shard: &Shard, range: Range<u64>, sink: &dyn Sink) -> Result<(), LostBlock> {
-        let mut runs = self.maps.lookup(shard.tree_ref(), &range).await;
+        let mut runs = self.look(shard, &range).await;
         loop {
             let read = self.read_runs(shard, &runs, &range, sink).await;
             if read.is_ok() {
                 return read;
             }
             // What was overwritten or moved meanwhile may have been given back: then it is not lost, but old.
-            let now = self.maps.lookup(shard.tree_ref(), &range).await;
+            let now = self.look(shard, &range).await;
             if now == runs {
                 return read;
             }

@@ -1,9 +1,10 @@
-//! Giving a volume a new key, and carrying its records over.
+//! Giving a volume, and all that share its lineage, a new key, and carrying their records over.
 //!
 //! Owns the order of a rotation. Must not know how records are sealed. Invariants: the new key is durable before the first
 //! record is sealed under it; the older one is given up only when nothing on the members needs it, and until then both
 //! stand in every checkpoint, so that a rotation that was cut short goes on at the next mount.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use super::shared::{InFlight, Volume};
 use super::status::KeyStatus;
 use super::stream::yield_now;
 use super::write::{all_written, bound_of};
-use crate::stages::keys::{KeyEpoch, LineageKey};
+use crate::stages::keys::{KeyEpoch, LineageId, LineageKey};
 
 /// Extents carried over side by side: of the shortest, about what fills a stripe.
 const AT_ONCE: usize = 32;
@@ -35,7 +36,8 @@ impl Coordinator {
     pub(super) async fn rotate(&self, name: &str) -> Result<KeyStatus, VolumeError> {
         let volume = self.find(name)?;
         if volume.keys.lock().len() > 1 {
-            return Err(VolumeError::Rotating { name: name.into(), left_bytes: volume.left_bytes() });
+            let left_bytes = self.core.shared.left_bytes(&volume);
+            return Err(VolumeError::Rotating { name: name.into(), left_bytes });
         }
         let epoch = KeyEpoch(volume.keys.current().0.checked_add(1).ok_or(VolumeError::NoRandomness)?);
         let key = LineageKey::generate(volume.lineage, epoch, volume.cipher).map_err(|_| VolumeError::NoRandomness)?;
@@ -50,17 +52,16 @@ impl Coordinator {
         }
         volume.keys.set_current(epoch);
         tracing::info!(volume = name, epoch = epoch.0, "new key; what is under the older one is carried over");
-        carry_over(&self.core, Arc::clone(&volume));
-        Ok(key_status(&volume))
+        carry_over(&self.core, volume.lineage);
+        Ok(key_status(&self.core.shared, &volume))
     }
 
     /// Gives the older key up, if nothing needs it any longer; tells whether that is so.
-    pub(super) async fn finish_rotation(&self, volume: &Arc<Volume>) -> bool {
-        if self.find(&volume.name).is_ok_and(|found| !Arc::ptr_eq(&found, volume)) || volume.is_closing() {
-            return true;
-        }
+    pub(super) async fn finish_rotation(&self, lineage: LineageId) -> bool {
+        let Some(volume) = self.core.shared.of_lineage(lineage).into_iter().next() else { return true };
+        let left = || self.core.shared.left_bytes(&volume) > 0;
         // What has been carried over counts as left until it is merged, and so do the pages that led to it.
-        if volume.left_bytes() > 0 && (self.checkpoint(false).await.is_err() || volume.left_bytes() > 0) {
+        if left() && (self.checkpoint(false).await.is_err() || left()) {
             return false;
         }
         let older = {
@@ -74,7 +75,7 @@ impl Coordinator {
             volume.keys.lock().insert(0, older);
             return false;
         }
-        self.core.shared.keyring.forget_epoch(volume.lineage, older.epoch());
+        self.core.shared.keyring.forget_epoch(lineage, older.epoch());
         tracing::info!(volume = volume.name, epoch = older.epoch().0, "the older key is given up: nothing is under it");
         true
     }
@@ -82,45 +83,54 @@ impl Coordinator {
 
 /// Goes on with the rotations that an earlier mount began.
 pub fn go_on(core: &Rc<Core>) {
-    for volume in core.shared.all_volumes() {
-        if volume.keys.lock().len() > 1 {
-            carry_over(core, volume);
-        }
-    }
+    let rotating = |volume: &Arc<Volume>| (volume.keys.lock().len() > 1).then_some(volume.lineage);
+    let lineages: BTreeSet<LineageId> = core.shared.all_volumes().iter().filter_map(rotating).collect();
+    lineages.into_iter().for_each(|lineage| carry_over(core, lineage));
 }
 
 /// Has every reactor carry its part over, again and again until nothing is left.
-fn carry_over(core: &Rc<Core>, volume: Arc<Volume>) {
+fn carry_over(core: &Rc<Core>, lineage: LineageId) {
     let task_core = Rc::clone(core);
     core.env().spawn(Box::pin(async move {
         let shared = &task_core.shared;
-        loop {
-            for reactor in 0..shared.reactors {
-                let (done, carried) = oneshot::channel();
-                let rekey = Inner::Rekey { volume: Arc::clone(&volume), done };
-                shared.courier.send(reactor, Message(rekey));
-                // A reactor that has ended carries nothing: the next mount does.
-                let _ = carried.await;
+        for round in 0u64.. {
+            for volume in shared.of_lineage(lineage) {
+                for reactor in 0..shared.reactors {
+                    let (done, carried) = oneshot::channel();
+                    // Pages that hold nothing under the older key go over last.
+                    let rekey = Inner::Rekey { volume: Arc::clone(&volume), pages: round > 0, done };
+                    shared.courier.send(reactor, Message(rekey));
+                    // A reactor that has ended carries nothing: the next mount does.
+                    let _ = carried.await;
+                }
             }
-            if volume.is_closing() || shared.closing.load(Ordering::SeqCst) {
+            if shared.is_closing() {
                 return;
             }
             let (reply, finished) = oneshot::channel();
-            let asked = shared.control.unbounded_send(Control::FinishRotation(Arc::clone(&volume), reply));
+            let asked = shared.control.unbounded_send(Control::FinishRotation(lineage, reply));
             if asked.is_err() || finished.await.unwrap_or(true) {
                 return;
             }
-            task_core.env().sleep_until(task_core.env().now() + TRY_AGAIN).await;
+            if round > 0 {
+                task_core.env().sleep_until(task_core.env().now() + TRY_AGAIN).await;
+            }
         }
     }));
 }
 
 impl Core {
     /// Carries over what this reactor has of a volume, some records at a time. What can't be read, or finds no room, stays.
-    pub async fn rekey(&self, volume: &Arc<Volume>) {
+    pub async fn rekey(&self, volume: &Arc<Volume>, pages: bool) {
         // Whatever was sealed under the older key before is in the maps then.
         self.stream.settled_so_far().await;
         for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, volume)) {
+            if pages {
+                let current = volume.keys.current().0;
+                for id in self.maps.pages_of(shard.tree_ref(), |page| page.key_epoch != current).await {
+                    shard.map.move_page(id);
+                }
+            }
             let mut at = 0;
             loop {
                 let mut next = Vec::new();

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::coordinator::Control;
+use super::family::Family;
 use super::layers::LayerBudget;
 use super::map::{Extent, Ledger};
 use super::members::{Exclusion, MemberSet};
@@ -41,8 +42,11 @@ pub struct Volume {
     pub block_count: AtomicU64,
     pub compression: Compression,
     pub cipher: Cipher,
+    /// The same for a volume and its snapshots and clones.
     pub lineage: LineageId,
-    pub keys: VolumeKeys,
+    /// The lineage's, one for all of them.
+    pub keys: Arc<VolumeKeys>,
+    pub family: Family,
     /// Being deleted: nothing new is taken.
     pub closing: AtomicBool,
     /// What its trees hold, as checkpoints record it.
@@ -129,6 +133,19 @@ impl UsageDelta {
     }
 }
 
+impl UsageDelta {
+    pub fn less(&self, other: &Self) -> Self {
+        let [even, odd] = self.by_epoch;
+        Self {
+            extents: self.extents - other.extents,
+            blocks: self.blocks - other.blocks,
+            stored_bytes: self.stored_bytes - other.stored_bytes,
+            map_bytes: self.map_bytes - other.map_bytes,
+            by_epoch: [even - other.by_epoch[0], odd - other.by_epoch[1]],
+        }
+    }
+}
+
 impl Usage {
     pub fn add(&self, delta: &UsageDelta) {
         self.extents.fetch_add(delta.extents, Ordering::SeqCst);
@@ -174,7 +191,7 @@ impl Volume {
         self.sum(|usage| &usage.map_bytes)
     }
 
-    /// Bytes at rest under another key than the current one, the map's included.
+    /// Bytes at rest under another key than the current one, the map's included; of this volume alone.
     pub fn left_bytes(&self) -> u64 {
         self.sum(|usage| &usage.by_epoch[(self.keys.current().0 ^ 1) as usize % 2])
     }
@@ -229,6 +246,8 @@ pub struct Shared {
     pub listed_at_checkpoint: AtomicU64,
     /// A full or half-used window has been reported and not yet been answered by a checkpoint.
     pub checkpoint_wanted: AtomicBool,
+    /// A snapshot has been deleted that others read from.
+    pub absorbing: Notify,
     /// Held while a stripe is copied to a member that comes back, and while old stripes are overwritten for good.
     pub erasing: tokio::sync::Mutex<()>,
     /// Members that are being filled.
@@ -270,13 +289,23 @@ impl Shared {
         self.closing.load(Ordering::SeqCst)
     }
 
+    /// Bytes at rest under another key than the current one, of all that share a volume's lineage.
+    pub fn left_bytes(&self, volume: &Volume) -> u64 {
+        self.of_lineage(volume.lineage).iter().map(|volume| volume.left_bytes()).sum()
+    }
+
     /// Extents in all maps.
     pub fn extent_count(&self) -> u64 {
         self.all_volumes().iter().map(|volume| volume.sum(|usage| &usage.extents)).sum()
     }
 
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
-        self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.volumes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .filter(|volume| !volume.is_hidden())
+            .cloned()
     }
 
     pub fn all_volumes(&self) -> Vec<Arc<Volume>> {

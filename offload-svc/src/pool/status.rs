@@ -283,8 +283,12 @@ pub struct VolumeStatus {
     pub cipher: String,
     /// Mapped bytes as hosts see them.
     pub used_bytes: u64,
-    /// Bytes at rest for them, headers included, parity not.
+    /// Bytes at rest for them, headers included, parity not; what it shares with its origin counts there.
     pub stored_bytes: u64,
+    /// Hosts can read it, and nobody can change it.
+    pub snapshot: bool,
+    /// The snapshot that it began as, or of which it holds what has changed since.
+    pub origin: Option<String>,
 }
 
 /// The keys of one volume.

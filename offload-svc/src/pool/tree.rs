@@ -262,6 +262,25 @@ impl MapIo {
         Some((self.lookup(shard, &from).await, range.end))
     }
 
+    /// The pages of a tree that a test picks, those beneath what can't be read left out.
+    pub async fn pages_of(&self, shard: ShardRef<'_>, pick: impl Fn(&PagePointer) -> bool) -> Vec<PageId> {
+        let tree = shard.map.tree();
+        let mut picked = Vec::new();
+        let mut left = tree.sources(PageId { level: tree.height, index: 0 });
+        while let Some((id, pointer)) = left.pop() {
+            if pick(&pointer) {
+                picked.push(id);
+            }
+            // What leads to leaves is read, they themselves are not.
+            if id.level > 0
+                && let Some(page) = self.page(shard, id, &pointer).await
+            {
+                left.extend(children_of(id, &page));
+            }
+        }
+        picked
+    }
+
     /// All that a tree leads to, its own pages included, in bytes by segment; of what can't be read nothing is known.
     pub async fn weigh(&self, shard: ShardRef<'_>) -> BTreeMap<u32, i64> {
         let tree = shard.map.tree();
@@ -281,15 +300,19 @@ impl MapIo {
                         *weight.entry(extent.location.stripe.segment).or_default() += extent.stored_share() as i64;
                     }
                 }
-                Body::Node(children) => {
-                    let first = id.first_at(id.level.saturating_sub(1));
-                    let child = |slot: u8| PageId { level: id.level.saturating_sub(1), index: first + u64::from(slot) };
-                    left.extend(children.iter().filter_map(|(slot, pointer)| Some((child(*slot), (*pointer)?))));
-                }
+                Body::Node(_) => left.extend(children_of(id, &page)),
             }
         }
         weight
     }
+}
+
+/// The pages that a node leads to; none, of a leaf.
+fn children_of(id: PageId, page: &Page) -> Vec<(PageId, PagePointer)> {
+    let Body::Node(children) = &page.body else { return Vec::new() };
+    let level = id.level.saturating_sub(1);
+    let child = |slot: u8| PageId { level, index: id.first_at(level) + u64::from(slot) };
+    children.iter().filter_map(|(slot, pointer)| Some((child(*slot), (*pointer)?))).collect()
 }
 
 /// The runs of a leaf that overlap a range, clipped to it.

@@ -130,7 +130,7 @@ impl Backend for VolumeBackend {
         Geometry {
             block_bytes: self.volume.block_bytes(),
             block_count: self.volume.blocks(),
-            used_blocks: self.volume.used_blocks(),
+            used_blocks: self.volume.mapped_blocks(),
             deallocate: true,
             preferred_write_blocks: self.volume.record_blocks() as u32,
             volatile_write_cache: false,
@@ -141,8 +141,12 @@ impl Backend for VolumeBackend {
         self.volume.uuid
     }
 
+    fn write_protected(&self) -> bool {
+        self.volume.is_snapshot()
+    }
+
     fn submit(&self, operation: Operation, done: Done) {
-        if self.volume.is_closing() || self.shared.closing.load(Ordering::SeqCst) {
+        if self.volume.is_closing() || self.volume.is_hidden() || self.shared.closing.load(Ordering::SeqCst) {
             return done.finish(Reply { outcome: Outcome::NotReady, buffer: into_buffer(operation) });
         }
         let ranges: &[LbaRange] = match &operation {

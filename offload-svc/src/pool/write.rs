@@ -15,6 +15,7 @@ use super::core::{Core, Shard};
 use super::locks::Held;
 use super::map::{Run, What};
 use super::message::{Action, Join, Piece};
+use super::page::LEAF_BLOCKS;
 use super::read::{LostBlock, Sink};
 use super::space::{Admitted, Refusal};
 use super::stream::{Change, Written, yield_now};
@@ -25,6 +26,8 @@ use crate::stages::record::{Birth, Kind, Owner, SealError, Sealing, sealed_bound
 const LOOK_LEAVES: u64 = 16;
 /// Changes in the active layer that one marker hides at most: longer ranges go in slices, and others get their turn between.
 const SLICE_EXTENTS: usize = 4096;
+/// Blocks that one marker hides at most where another map lies beneath.
+const HOLE_BLOCKS: u64 = 64 * LEAF_BLOCKS;
 
 /// Fills a request's buffer.
 struct ToRequest<'a> {
@@ -74,7 +77,7 @@ impl Sink for Nowhere {
 impl Core {
     /// Carries out a piece and answers it.
     pub async fn serve_piece(&self, piece: Piece) {
-        if piece.volume.is_closing() {
+        if piece.volume.is_closing() || piece.volume.is_hidden() {
             return piece.finish(Outcome::NotReady);
         }
         let began = self.env().now();
@@ -120,6 +123,7 @@ impl Core {
             Ok(admitted) => admitted,
             Err(outcome) => return outcome,
         };
+        let _inside = shard.volume.family.gate.enter().await;
         let _held = shard.locks.enter(range.clone(), false).await;
         self.write_held(shard, range, piece).await
     }
@@ -129,6 +133,7 @@ impl Core {
             Ok(admitted) => admitted,
             Err(outcome) => return outcome,
         };
+        let _inside = shard.volume.family.gate.enter().await;
         let _held = shard.locks.enter(range.clone(), true).await;
         match self.read_to_memory(shard, range.clone()).await {
             Err(lost) => read_outcome(Err(lost)),
@@ -251,7 +256,10 @@ impl Core {
             if let Err(outcome) = self.layer_room().await {
                 return outcome;
             }
-            let end = shard.map.slice_end(at..range.end, SLICE_EXTENTS).max(at + 1);
+            // Over another map a hole is written down leaf by leaf.
+            let most = if shard.volume.keeps_holes() { at.saturating_add(HOLE_BLOCKS) } else { u64::MAX };
+            let end = shard.map.slice_end(at..range.end.min(most), SLICE_EXTENTS).max(at + 1);
+            let inside = shard.volume.family.gate.enter().await;
             let held = shard.locks.enter(at..end, false).await;
             if !self.is_unmapped(shard, &held, at..end).await {
                 let outcome = self.unmap_slice(shard, at..end, kind).await;
@@ -259,7 +267,7 @@ impl Core {
                     return outcome;
                 }
             }
-            drop(held);
+            drop((held, inside));
             at = end;
             yield_now().await;
         }
@@ -269,15 +277,13 @@ impl Core {
     /// Nothing is mapped and nothing on its way: then the log needs no marker.
     async fn is_unmapped(&self, shard: &Shard, held: &Held<'_>, range: Range<u64>) -> bool {
         let leaves = shard.map.leaves.within(&range);
-        // More of them are not worth the reading, unless there are none at all.
-        if leaves.end - leaves.start > LOOK_LEAVES && shard.map.tree().root.is_some() {
-            return false;
-        }
         let hole = |run: &Run| run.what == What::Hole;
-        let unmapped = if shard.map.tree().root.is_none() {
-            shard.map.view(&range).iter().all(hole)
+        let unmapped = if leaves.end - leaves.start > LOOK_LEAVES {
+            // More of them are not worth the reading, unless there are none at all.
+            let next = self.next_leaf(shard, leaves.start).await;
+            next.is_none_or(|leaf| leaf >= leaves.end)
         } else {
-            self.maps.lookup(shard.tree_ref(), &range).await.iter().all(hole)
+            self.look(shard, &range).await.iter().all(hole)
         };
         unmapped && !shard.locks.others_in(held, &range)
     }

@@ -278,7 +278,9 @@ fn volume_refusal(error: VolumeError) -> Refusal {
     use VolumeError as E;
     let kind = match &error {
         E::NoSuchVolume { .. } => RefusalKind::NotFound,
-        E::NameTaken { .. } | E::UuidTaken { .. } | E::Rotating { .. } => RefusalKind::Conflict,
+        E::NameTaken { .. } | E::UuidTaken { .. } | E::Rotating { .. } | E::IsSnapshot { .. } | E::TooDeep { .. } => {
+            RefusalKind::Conflict
+        }
         E::Checkpoint(CheckpointError::NoSpace | CheckpointError::MemberFull) => RefusalKind::NoSpace,
         E::Checkpoint(_) | E::Closed | E::NoRandomness => RefusalKind::Unavailable,
         E::BadName { .. } | E::BlockSize { .. } | E::Size { .. } | E::Shrink { .. } | E::TooMany { .. } => {

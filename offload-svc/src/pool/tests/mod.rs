@@ -18,5 +18,6 @@ mod rolled_back;
 mod scrub;
 mod sim;
 mod slow;
+mod snapshot;
 mod space;
 mod upkeep;
