@@ -414,6 +414,11 @@ pub fn volume_size(value: ByteSize, block_size: BlockSize) -> Result<(), Reason>
     size(value, ByteSize(block_size.bytes().into()), ByteSize::mib(1), ByteSize(1 << 54))
 }
 
+/// A volume's origin that the pool doesn't have.
+pub fn missing_origin(sources: &Sources, volume: usize, have: Vec<String>) -> Problem {
+    sources.problem(&["volume", &volume.to_string(), "origin"], Reason::NoSuchOrigin { have })
+}
+
 /// A volume that a namespace names but that neither the configuration nor the pool has.
 pub fn missing_volume(sources: &Sources, subsystem: usize, namespace: usize, volume: &str, have: &[String]) -> Problem {
     let (subsystem, namespace) = (subsystem.to_string(), namespace.to_string());

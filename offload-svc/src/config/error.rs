@@ -307,6 +307,12 @@ pub enum Reason {
         /// The volumes of the configuration.
         have: Vec<String>,
     },
+    /// A volume's origin isn't in the pool.
+    #[error("the pool has no such volume; it has {}", .have.join(", "))]
+    NoSuchOrigin {
+        /// The volumes of the pool.
+        have: Vec<String>,
+    },
     /// A block size on a pool volume's namespace.
     #[error("a pool volume has its own block size: set volume.block_size instead")]
     BlockSizeOfVolume,

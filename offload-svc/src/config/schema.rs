@@ -291,6 +291,9 @@ pub struct Volume {
     /// How its data is encrypted.
     #[serde(default)]
     pub cipher: Cipher,
+    /// The snapshot or volume of the pool that it begins as, where it is made; empty by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<VolumeName>,
 }
 
 fn four_kib_blocks() -> BlockSize {

@@ -57,7 +57,7 @@ enum Command {
     /// The pool: members, space, health.
     #[command(subcommand)]
     Pool(PoolCommand),
-    /// Volumes of the pool.
+    /// Volumes of the pool, their snapshots and clones.
     #[command(subcommand)]
     Volume(VolumeCommand),
     /// Keys that volumes are encrypted under.
@@ -131,6 +131,24 @@ enum VolumeCommand {
     Delete {
         /// Its name.
         name: VolumeName,
+    },
+    /// Takes a snapshot: what the volume holds now, under a name of its own. It takes no room of its own until the volume
+    /// changes, can be served (read-only) and cloned, and stays when the volume is deleted.
+    Snapshot {
+        /// The volume.
+        volume: VolumeName,
+        /// The snapshot's name.
+        name: VolumeName,
+    },
+    /// Makes a writable clone of a snapshot, or of a volume as it is now. It shares room with its origin, and the key.
+    Clone {
+        /// The snapshot or volume that it begins as.
+        origin: VolumeName,
+        /// The clone's name.
+        name: VolumeName,
+        /// How new writes are compressed: none, lz4, zstd:LEVEL (1 to 19) or auto; by default as its origin's.
+        #[arg(long)]
+        compression: Option<Compression>,
     },
     /// Grows a volume; connected hosts see the new size at once.
     Resize {
@@ -346,6 +364,15 @@ async fn volume(client: &Session, command: &VolumeCommand) -> Result<String, Cli
         }
         VolumeCommand::Delete { name } => {
             client.change("/v1/volume/delete", &request::VolumeRemoval { name: name.clone() }).await
+        }
+        VolumeCommand::Snapshot { volume, name } => {
+            let body = request::SnapshotRequest { volume: volume.clone(), name: name.clone() };
+            client.change("/v1/volume/snapshot", &body).await
+        }
+        VolumeCommand::Clone { origin, name, compression } => {
+            let compression = *compression;
+            let body = request::CloneRequest { origin: origin.clone(), name: name.clone(), compression };
+            client.change("/v1/volume/clone", &body).await
         }
         VolumeCommand::Resize { name, size } => {
             client.change("/v1/volume/resize", &request::VolumeResize { name: name.clone(), size: *size }).await

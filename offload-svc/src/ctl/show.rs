@@ -239,7 +239,7 @@ fn space(space: &Space) -> Table {
 }
 
 pub(super) fn volumes(volumes: &[Volume]) -> String {
-    let header = ["volume", "size", "block", "compression", "cipher", "used", "stored", "ratio", "served by"];
+    let header = ["volume", "size", "block", "compression", "cipher", "used", "stored", "ratio", "upon", "served by"];
     let mut rows = table(header, &[1, 2, 5, 6, 7]);
     for volume in volumes {
         rows.add_row([
@@ -251,10 +251,17 @@ pub(super) fn volumes(volumes: &[Volume]) -> String {
             size(volume.used_bytes),
             size(volume.stored_bytes),
             ratio(volume.ratio),
+            upon(volume),
             volume.served_by.as_deref().map_or("-".to_owned(), safe),
         ]);
     }
     rows.to_string()
+}
+
+/// What a volume holds the changes of, and whether it is a snapshot itself.
+fn upon(volume: &Volume) -> String {
+    let origin = volume.origin.as_deref().map_or("-".to_owned(), safe);
+    if volume.snapshot { format!("{origin} (snapshot)") } else { origin }
 }
 
 pub(super) fn keys(keys: &[VolumeKey]) -> String {

@@ -19,8 +19,9 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use request::{
-    HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval, NamespaceRequest,
-    ScrubRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest, VolumeResize,
+    CloneRequest, HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval,
+    NamespaceRequest, ScrubRequest, SnapshotRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest,
+    VolumeResize,
 };
 
 /// A control call is answered within this time, with the reason if it isn't finished by then.
@@ -87,6 +88,10 @@ pub trait Control: Send + Sync + 'static {
     fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>>;
     /// Grows a volume.
     fn resize_volume(&self, request: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>>;
+    /// Takes a snapshot of a volume.
+    fn snapshot_volume(&self, request: SnapshotRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>>;
+    /// Makes a writable clone of a snapshot or a volume.
+    fn clone_volume(&self, request: CloneRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>>;
     /// The keys of the volumes.
     fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal>;
     /// Gives a volume a new key.

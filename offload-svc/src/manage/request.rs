@@ -39,6 +39,29 @@ pub struct VolumeRemoval {
     pub name: VolumeName,
 }
 
+/// `POST /v1/volume/snapshot`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotRequest {
+    /// The volume.
+    pub volume: VolumeName,
+    /// The snapshot's name.
+    pub name: VolumeName,
+}
+
+/// `POST /v1/volume/clone`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloneRequest {
+    /// The snapshot or volume that it begins as.
+    pub origin: VolumeName,
+    /// Its name.
+    pub name: VolumeName,
+    /// Its compression; its origin's where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
+}
+
 /// `POST /v1/volume/resize`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

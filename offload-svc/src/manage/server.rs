@@ -219,6 +219,8 @@ fn router(control: Shared) -> Router {
         .route("/v1/volume/create", change(turns, |c, body| c.create_volume(body)))
         .route("/v1/volume/delete", change(turns, |c, body| c.delete_volume(body)))
         .route("/v1/volume/resize", change(turns, |c, body| c.resize_volume(body)))
+        .route("/v1/volume/snapshot", change(turns, |c, body| c.snapshot_volume(body)))
+        .route("/v1/volume/clone", change(turns, |c, body| c.clone_volume(body)))
         .route("/v1/keys", get(|State(c): State<Shared>| async move { json(c.keys()) }))
         .route("/v1/key/rotate", change(turns, |c, body| c.rotate_key(body)))
         .route("/v1/subsystem/add", change(turns, |c, body| c.add_subsystem(body)))

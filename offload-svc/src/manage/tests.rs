@@ -62,6 +62,12 @@ impl Control for Fake {
     fn resize_volume(&self, _: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
         async { Err(Refusal::new(RefusalKind::NoSpace, "size: 2GiB: no space")) }.boxed()
     }
+    fn snapshot_volume(&self, _: SnapshotRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
+        self.change().map(|_| Ok(view::Volume::default())).boxed()
+    }
+    fn clone_volume(&self, _: CloneRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
+        self.change().map(|_| Ok(view::Volume::default())).boxed()
+    }
     fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal> {
         Ok(Vec::new())
     }

@@ -362,8 +362,14 @@ pub struct Volume {
     pub cipher: String,
     /// What hosts have written and not deallocated.
     pub used_bytes: u64,
-    /// What that takes as records, before parity.
+    /// What that takes as records, before parity; what it shares with its origin counts there.
     pub stored_bytes: u64,
+    /// A snapshot: hosts can read it, and nobody can change it.
+    #[serde(default)]
+    pub snapshot: bool,
+    /// The snapshot that it lies upon: it holds what has changed since.
+    #[serde(default)]
+    pub origin: Option<String>,
     /// `stored / used`; none while nothing is stored.
     pub ratio: Option<f64>,
     /// The namespace that serves it: `NQN nsid N`.

@@ -78,7 +78,7 @@ mod tests;
 
 pub use attach::{Coming, MemberError, NewMember};
 pub use env::{Env, IoResult, MemberIndex};
-pub use handle::{CheckpointError, Pool, VolumeError, VolumeSpec};
+pub use handle::{CheckpointError, CloneSpec, Pool, VolumeError, VolumeSpec};
 pub use message::{Courier, Message};
 pub use mount::{MountError, Mounted, mount};
 pub use options::{Force, Layout, MemberInput, MemoryNeeds, MountOptions, memory_needs};

@@ -60,12 +60,17 @@ fn walk(value: &Value, path: &mut Vec<String>, found: &mut impl FnMut(&[String])
 
 /// A volume of the pool in the configuration's words.
 fn as_configured(volume: &VolumeStatus) -> Option<Volume> {
+    // A configuration can't make a snapshot.
+    if volume.snapshot {
+        return None;
+    }
     Some(Volume {
         name: volume.name.parse().ok()?,
         size: ByteSize(volume.size_bytes),
         block_size: if volume.block_bytes == 512 { BlockSize::B512 } else { BlockSize::B4096 },
         compression: volume.compression.parse().ok()?,
         cipher: volume.cipher.parse().ok()?,
+        origin: None,
     })
 }
 
@@ -91,7 +96,8 @@ fn enter(config: &mut Config, origins: &mut BTreeMap<String, String>, there: Vol
     differs("block_size", volume.block_size.bytes().to_string(), &there.block_size.bytes().to_string());
     differs("compression", volume.compression.to_string(), &there.compression.to_string());
     differs("cipher", volume.cipher.to_string(), &there.cipher.to_string());
-    *volume = there;
+    // What it began as is no matter once it is there, and was said in the file.
+    *volume = Volume { origin: volume.origin.take(), ..there };
 }
 
 #[cfg(test)]
@@ -110,6 +116,7 @@ mod tests {
             block_size: BlockSize::B4096,
             compression: "lz4".parse().unwrap(),
             cipher: Default::default(),
+            origin: None,
         };
         enter(&mut config, &mut origins, volume("a"));
         enter(&mut config, &mut origins, volume("b"));

@@ -18,11 +18,12 @@ use crate::config::check;
 use crate::config::schema::{Listener, Namespace, Subsystem};
 use crate::config::values::{BlockSize, ByteSize};
 use crate::manage::request::{
-    HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval, NamespaceRequest,
-    ScrubRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest, VolumeResize,
+    CloneRequest, HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval,
+    NamespaceRequest, ScrubRequest, SnapshotRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest,
+    VolumeResize,
 };
 use crate::manage::{CALL_LIMIT, Control, Refusal, RefusalKind, metrics, view};
-use crate::pool::{CheckpointError, MemberError, VolumeError, VolumeSpec};
+use crate::pool::{CheckpointError, CloneSpec, MemberError, VolumeError, VolumeSpec};
 
 /// See the module.
 pub(super) struct ServiceControl(pub(super) Arc<Live>);
@@ -98,6 +99,27 @@ impl Control for ServiceControl {
             let deleted = pool.delete_volume(request.name.as_str()).await;
             live.volume_left(&request.name, released, deleted.is_ok()).await;
             deleted.map_err(volume_refusal)
+        }
+        .boxed()
+    }
+
+    fn snapshot_volume(&self, request: SnapshotRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let pool = live.storage().ok_or_else(no_pool)?.pool();
+            let taken = pool.snapshot_volume(request.volume.as_str(), request.name.as_str()).await;
+            Ok(views::volume(&live, &taken.map_err(volume_refusal)?))
+        }
+        .boxed()
+    }
+
+    fn clone_volume(&self, request: CloneRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let pool = live.storage().ok_or_else(no_pool)?.pool();
+            let spec = CloneSpec { name: request.name.as_str().to_owned(), compression: request.compression };
+            let made = pool.clone_volume(request.origin.as_str(), spec).await;
+            Ok(views::volume(&live, &made.map_err(volume_refusal)?))
         }
         .boxed()
     }

@@ -18,12 +18,14 @@ use super::anchor::{self, Anchor, AnchorError};
 use super::changes::is_changed;
 use super::making::{make_pool, make_spares};
 use super::members::Devices;
+use crate::config::check;
 use crate::config::schema::Volume;
 use crate::config::values::{ByteSize, MemberSpec};
 use crate::config::{Checked, Config, ConfigError, Reason, Sources};
 use crate::pool::{
-    self, CheckpointError, Courier, Env, FormatError, Found, FoundText, Inspection, MemberInput, Message, MountError,
-    MountOptions, Mounted, Pool, PoolReactor, Publication, ReactorSeed, VolumeError, VolumeSpec, VolumeStatus,
+    self, CheckpointError, CloneSpec, Courier, Env, FormatError, Found, FoundText, Inspection, MemberInput, Message,
+    MountError, MountOptions, Mounted, Pool, PoolReactor, Publication, ReactorSeed, VolumeError, VolumeSpec,
+    VolumeStatus,
 };
 use crate::reactor::disk::FileError;
 use crate::reactor::env::ReactorEnv;
@@ -244,6 +246,9 @@ impl Storage {
             refuse_another_kind(index, volume, &there, &checked.sources)?;
             return self.adapt(volume, &there, is_changed(checked, volume)).await;
         }
+        if let Some(origin) = &volume.origin {
+            return self.clone_of(origin.as_str(), index, volume, checked).await;
+        }
         let spec = VolumeSpec {
             name: name.to_owned(),
             uuid: None,
@@ -256,6 +261,28 @@ impl Storage {
         let made = made.map_err(|source| StorageError::Volume { name: name.to_owned(), source })?;
         tracing::info!(volume = name, size_bytes = made.size_bytes, "volume made");
         Ok(())
+    }
+
+    /// Makes a volume that begins as what the pool has under another name, and grows it where it shall be larger.
+    async fn clone_of(
+        &self,
+        origin: &str,
+        index: usize,
+        volume: &Volume,
+        checked: &Checked,
+    ) -> Result<(), StorageError> {
+        let (name, volumes) = (volume.name.as_str(), self.pool().volumes());
+        let Some(from) = volumes.iter().find(|there| there.name == origin) else {
+            let have: Vec<String> = volumes.into_iter().map(|there| there.name).collect();
+            return Err(ConfigError::Invalid(vec![check::missing_origin(&checked.sources, index, have)]).into());
+        };
+        // A clone has its origin's key and blocks.
+        refuse_another_kind(index, volume, from, &checked.sources)?;
+        let spec = CloneSpec { name: name.to_owned(), compression: Some(volume.compression) };
+        let made = self.pool().clone_volume(origin, spec).await;
+        let made = made.map_err(|source| StorageError::Volume { name: name.to_owned(), source })?;
+        tracing::info!(volume = name, origin, size_bytes = made.size_bytes, "volume made, a clone");
+        self.adapt(volume, &made, false).await
     }
 
     /// A volume grows to what is configured. It is never made smaller: that would lose what stands at its end. Where its size is

@@ -225,6 +225,8 @@ pub(super) fn volume(live: &Live, volume: &VolumeStatus) -> view::Volume {
         cipher: volume.cipher.clone(),
         used_bytes: volume.used_bytes,
         stored_bytes: volume.stored_bytes,
+        snapshot: volume.snapshot,
+        origin: volume.origin.clone(),
         ratio,
         served_by: live.ledger().server_of(&volume.name).map(|(nqn, nsid)| format!("{nqn} nsid {nsid}")),
     }

@@ -38,6 +38,88 @@ fn volumes_and_namespaces_come_and_go_while_it_serves() {
     assert_eq!(daemon.stop(), 0);
 }
 
+/// H137, H139 and the like, as a host sees them: a snapshot is what was there, read-only; clones go their own way; each outlives the
+/// others and restarts.
+#[test]
+fn h139_snapshots_and_clones_come_and_go_while_it_serves() {
+    let site = Site::new();
+    let daemon = site.start();
+    let mut host = daemon.connect();
+    host.write(1, 7, 1);
+    host.write(1, 8, 1);
+    let taken = site.ask(&["volume", "snapshot", "vol0", "monday"]);
+    assert_eq!((&taken["name"], &taken["snapshot"]), (&"monday".into(), &true.into()));
+    host.write(1, 7, 2);
+    refused(&site, &["volume", "snapshot", "vol0", "monday"], "taken");
+    refused(&site, &["volume", "snapshot", "monday", "tuesday"], "is a snapshot");
+    refused(&site, &["volume", "resize", "monday", "1GiB"], "is a snapshot");
+    refused(&site, &["volume", "clone", "sunday", "copy"], "no volume \"sunday\"");
+    let made = site.ask(&["volume", "clone", "monday", "copy", "--compression", "none"]);
+    assert_eq!((&made["origin"], &made["compression"]), (&"monday".into(), &"none".into()));
+    site.ask(&["volume", "clone", "vol0", "now"]);
+    site.ask(&["namespace", "add", NQN, "3", "pool:monday"]);
+    site.ask(&["namespace", "add", NQN, "4", "pool:copy"]);
+    site.ask(&["namespace", "add", NQN, "5", "pool:now"]);
+    let mut host = daemon.connect();
+    assert_eq!((host.stamp(3, 7), host.stamp(4, 7), host.stamp(5, 7)), (Some(1), Some(1), Some(2)));
+    let refusal = host.try_write(3, 7, 9).expect_err("read-only");
+    assert!(refusal.starts_with("00/20h"), "{refusal}");
+    host.write(4, 8, 3);
+    host.write(5, 8, 4);
+    assert_eq!((host.stamp(1, 8), host.stamp(3, 8), host.stamp(4, 8)), (Some(1), Some(1), Some(3)));
+    refused(&site, &["volume", "delete", "monday"], "namespace 3 of");
+    site.ask(&["namespace", "remove", NQN, "3"]);
+    site.ask(&["volume", "delete", "monday"]);
+    refused(&site, &["volume", "clone", "monday", "late"], "no volume \"monday\"");
+    let names = |list: &serde_json::Value| -> Vec<String> {
+        list.as_array().unwrap().iter().map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&site.ask(&["volume", "list"])), ["vol0", "copy", "now"]);
+    daemon.kill();
+    let daemon = site.start();
+    let mut host = daemon.connect();
+    for (nsid, seven, eight) in [(1, 2, 1), (4, 1, 3), (5, 2, 4)] {
+        assert_eq!((host.stamp(nsid, 7), host.stamp(nsid, 8)), (Some(seven), Some(eight)), "namespace {nsid}");
+    }
+    assert_eq!(daemon.stop(), 0);
+}
+
+/// A volume of the configuration may begin as a clone of what the pool has.
+#[test]
+fn a_configured_volume_begins_as_its_origin() {
+    let site = Site::new();
+    let daemon = site.start();
+    daemon.connect().write(1, 7, 1);
+    site.ask(&["volume", "snapshot", "vol0", "golden"]);
+    assert_eq!(daemon.stop(), 0);
+    let with = |volume: &str| {
+        site.configure(&site.text().replace("[[subsystem]]", &format!("[[volume]]\n{volume}\n[[subsystem]]")))
+    };
+    with("name = \"copy\"\nsize = \"96MiB\"\norigin = \"gold\"");
+    let (code, error) = site.refused(&site.config());
+    assert!(
+        code == 3 && error.contains("volume[1].origin: gold: the pool has no such volume; it has vol0, golden"),
+        "{error}"
+    );
+    with("name = \"copy\"\nsize = \"96MiB\"\norigin = \"golden\"\ncipher = \"aes-128-gcm\"");
+    let (code, error) = site.refused(&site.config());
+    assert!(code == 3 && error.contains("volume[1].cipher: aes-128-gcm"), "{error}");
+    with("name = \"copy\"\nsize = \"96MiB\"\norigin = \"golden\"");
+    let daemon = site.start();
+    site.ask(&["namespace", "add", NQN, "3", "pool:copy"]);
+    let mut host = daemon.connect();
+    assert_eq!((host.stamp(3, 7), host.controller.namespace(3).unwrap().size_bytes()), (Some(1), 96 << 20));
+    host.write(3, 24000, 5);
+    assert_eq!(daemon.stop(), 0);
+    // Its origin may go: what it began as is no matter any more.
+    let daemon = site.start();
+    site.ask(&["volume", "delete", "golden"]);
+    assert_eq!(daemon.stop(), 0);
+    let daemon = site.start();
+    assert_eq!((daemon.connect().stamp(3, 7), daemon.connect().stamp(3, 24000)), (Some(1), Some(5)));
+    assert_eq!(daemon.stop(), 0);
+}
+
 /// A change that can't be kept is not made.
 #[test]
 fn a_resize_that_can_not_be_kept_changes_nothing() {
