@@ -103,6 +103,7 @@ pub fn run(report: &mut Report, folder: &Path, kernel: &str) -> Result<()> {
     run_all(report, &mut guest, LAST);
     report.check("h52_resize_shows_by_itself", || resize(&mut guest, &service));
     report.check("h178_namespace_comes_and_goes", || namespace_comes_and_goes(&mut guest, &service));
+    report.check("h137_snapshot_under_a_mounted_file_system", || snapshot(&mut guest, &service));
     report.check("h176_target_killed_and_restarted", || outage(&mut guest, &mut service, Outage::Kill));
     report.check("target_stopped_and_restarted", || outage(&mut guest, &mut service, Outage::Stop));
     report.check("target_is_up", || service.ensure_up());
@@ -125,6 +126,27 @@ fn namespace_comes_and_goes(guest: &mut Guest, service: &Service) -> Result<()> 
         service.ctl_do(&["namespace", "remove", NQN, "9"])?;
         guest.sh("namespace_gone 9 3", 30)?;
     }
+    Ok(())
+}
+
+/// A snapshot under a file system that is written to: a clone of it mounts, with every file that was synced before. The namespaces
+/// come up by themselves, the snapshot's read-only; deleting them leaves the origin as it is.
+fn snapshot(guest: &mut Guest, service: &Service) -> Result<()> {
+    guest.sh("disconnect_all; connect -i 4", 60)?;
+    let writer = guest.start("ext4_writer 12", Duration::from_secs(90))?;
+    std::thread::sleep(Duration::from_secs(5));
+    guest.sh("cp /tmp/synced /tmp/before", 30)?;
+    service.ctl_do(&["volume", "snapshot", "v4k", "snap"])?;
+    service.ctl_do(&["volume", "clone", "snap", "copy"])?;
+    service.ctl_do(&["namespace", "add", NQN, "9", "pool:snap"])?;
+    service.ctl_do(&["namespace", "add", NQN, "10", "pool:copy"])?;
+    guest.wait(writer)?;
+    println!("        {}", guest.sh("snapshot_check 9 10", 90)?.trim_end());
+    for (nsid, volume) in [("9", "snap"), ("10", "copy")] {
+        service.ctl_do(&["namespace", "remove", NQN, nsid])?;
+        service.ctl_do(&["volume", "delete", volume])?;
+    }
+    guest.sh("ext4_writer_check", 90)?;
     Ok(())
 }
 

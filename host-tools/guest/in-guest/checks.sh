@@ -296,6 +296,18 @@ ext4_writer() {
   done
   echo "$(wc -l < /tmp/synced) files"
 }
+# snapshot_check SNAPSHOT CLONE: namespaces that were made of the writer's while it wrote, after /tmp/before was written.
+snapshot_check() {
+  local s c; s=$(namespace "$1" 5); c=$(namespace "$2" 5)
+  [ "$(blockdev --getro "$s")" = 1 ] || fail "the snapshot isn't read-only"
+  ! dd if=/dev/zero of="$s" bs=4k count=1 oflag=direct 2>/dev/null || fail "the snapshot was written to"
+  dd if="$s" of=/tmp/start bs=1M count=4 iflag=direct 2>/dev/null
+  mkdir -p /mnt/c; mount "$c" /mnt/c
+  sed 's,/mnt/w,/mnt/c,' /tmp/before > /tmp/there; md5sum -c --quiet /tmp/there || fail "files that were there before differ"
+  rm -r /mnt/c/f*; umount /mnt/c; e2fsck -fn "$c" >/tmp/fsck 2>&1 || { tail -5 /tmp/fsck; fail "fsck"; }
+  dd if="$s" bs=1M count=4 iflag=direct 2>/dev/null | cmp - /tmp/start || fail "the snapshot has changed"
+  echo "$(wc -l < /tmp/there) files of before the snapshot, $(wc -l < /tmp/synced) in all"
+}
 ext4_writer_check() {
   local n; n=$(namespace "$NS4K" 30)
   grep -q ' /mnt/w ext4 rw' /proc/mounts || fail "no longer mounted read-write"

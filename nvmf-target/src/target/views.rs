@@ -30,7 +30,11 @@ impl Namespaces for ControllerView {
     fn get(&self, nsid: u32) -> Option<NamespaceView> {
         let table = self.shared.namespaces();
         let backend = &table.get(NamespaceId(nsid))?.backend;
-        Some(NamespaceView { geometry: backend.geometry(), uuid: backend.uuid() })
+        Some(NamespaceView {
+            geometry: backend.geometry(),
+            uuid: backend.uuid(),
+            write_protected: backend.write_protected(),
+        })
     }
 
     fn after(&self, nsid: u32) -> Vec<u32> {

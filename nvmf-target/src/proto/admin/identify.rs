@@ -37,6 +37,8 @@ pub struct NamespaceView {
     pub geometry: Geometry,
     /// UUID; NGUID has the same bytes.
     pub uuid: Uuid,
+    /// What would change it is refused.
+    pub write_protected: bool,
 }
 
 /// Where the answers come from.
@@ -93,8 +95,9 @@ pub fn io_controller(sqe: &Sqe, facts: &ControllerFacts, namespaces: &dyn Namesp
             nvm_only(request.csi)?;
             list(nsid, namespaces)
         }
-        cns::INDEPENDENT_NAMESPACE => existing(nsid, facts, namespaces, |_| {
-            IdentifyIndependentNamespace { nmic: 1, nstat: 1, ..Default::default() }.encode()
+        cns::INDEPENDENT_NAMESPACE => existing(nsid, facts, namespaces, |view| {
+            let nsattr = view.write_protected.into();
+            IdentifyIndependentNamespace { nmic: 1, nstat: 1, nsattr, ..Default::default() }.encode()
         }),
         cns::ATTACHED_CONTROLLERS => {
             namespaces.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
@@ -219,6 +222,7 @@ fn namespace(view: &NamespaceView) -> IdentifyNamespace {
         nuse: geometry.used_blocks.min(geometry.block_count),
         nsfeat: WRITE_HINTS | if thin { THIN } else { 0 },
         nmic: 1,
+        nsattr: view.write_protected.into(),
         // Deallocated blocks read as zeroes, and Write Zeroes may deallocate.
         dlfeat: if geometry.deallocate { 1 | 1 << 3 } else { 0 },
         nvmcap: u128::from(geometry.block_count) * u128::from(geometry.block_bytes),

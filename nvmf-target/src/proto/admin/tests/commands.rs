@@ -66,6 +66,9 @@ fn h47_identify_is_exact_or_refused() {
     assert_eq!(namespace.nguid, *Uuid::from_u128(1).as_bytes());
     let small = IdentifyNamespace::decode(both.identify(0, 1024, 0).unwrap()[..].try_into().unwrap());
     assert_eq!(small.block_bytes(), Some(512));
+    let protected = IdentifyNamespace::decode(both.identify(0, 3, 0).unwrap()[..].try_into().unwrap());
+    assert_eq!((namespace.nsattr, protected.nsattr), (0, 1));
+    assert_eq!(both.identify(0x08, 3, 0).unwrap()[8], 1);
     for cns in [0x00, 0x05, 0x08, 0x11] {
         assert_eq!(both.identify(cns, 99, 0), Ok(vec![0; 4096]), "CNS {cns:#x}: could exist");
         for nsid in [0, 1025, 0xFFFF_FFFE, 0xFFFF_FFFF] {

@@ -42,7 +42,7 @@ mod commands;
 const HOST: &str = "nqn.2014-08.org.example:host";
 const SUBSYSTEM: &str = "nqn.2014-08.org.example:subsystem";
 
-/// Three namespaces: 1 and 3 of 4 KiB blocks, 1024 of 512.
+/// Three namespaces: 1 and 3 of 4 KiB blocks, 3 write-protected, 1024 of 512.
 struct Three(Mutex<bool>);
 
 impl Namespaces for Three {
@@ -60,7 +60,7 @@ impl Namespaces for Three {
             preferred_write_blocks: 16,
             volatile_write_cache: *self.0.lock().unwrap(),
         };
-        Some(NamespaceView { geometry, uuid: Uuid::from_u128(u128::from(nsid)) })
+        Some(NamespaceView { geometry, uuid: Uuid::from_u128(u128::from(nsid)), write_protected: nsid == 3 })
     }
     fn after(&self, nsid: u32) -> Vec<u32> {
         [1, 3, 1024].into_iter().filter(|&id| id > nsid).collect()
