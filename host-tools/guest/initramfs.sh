@@ -11,7 +11,7 @@ version=$1; tree=$SLUICE_GUEST_CACHE/kernels/$version
 kernel=$(ls "$tree"/boot/vmlinuz-*); kver=$(basename "$kernel"); kver=${kver#vmlinuz-}
 
 MODULES="virtio_pci virtio_net virtio_blk virtio_console 9p 9pnet_virtio configfs nvme-core nvme-auth nvme-keyring
-  nvme-fabrics nvme-tcp nvmet nvmet-tcp null_blk dm-mod loop ext4 xfs crc32c_generic crc32c-intel crc32-pclmul tls"
+  nvme-fabrics nvme-tcp nvmet nvmet-tcp null_blk dm-mod dm-log-writes dm-flakey dm-delay loop ext4 xfs crc32c_generic crc32c-intel crc32-pclmul tls"
 COMMANDS="bash mount umount nvme fio mkfs.xfs xfs_repair mkfs.ext4 e2fsck fstrim blkdiscard blockdev lsblk ip kmod
   timeout setsid dmsetup dd cmp head md5sum od tr sync stat strace"
 OPTIONAL="strace"

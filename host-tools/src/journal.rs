@@ -14,6 +14,8 @@ use crate::pattern::{BlockState, Pattern};
 
 const HEADER_BYTES: usize = 64;
 const RECORD_BYTES: usize = 40;
+/// The first byte of a record that a write is issued.
+const ISSUED: u8 = 1;
 const HEADER_MAGIC: [u8; 8] = *b"SLVJRNL1";
 
 /// Why a journal can't be used.
@@ -102,7 +104,7 @@ pub struct Record {
 impl Record {
     fn encode(&self) -> [u8; RECORD_BYTES] {
         let (kind, content) = match self.event {
-            Event::Issued(content) => (1u8, content),
+            Event::Issued(content) => (ISSUED, content),
             Event::Acknowledged(content) => (2, content),
             Event::Seen(content) => (3, content),
         };
@@ -128,7 +130,7 @@ impl Record {
             _ => return None,
         };
         let event = match bytes[0] {
-            1 => Event::Issued(content),
+            ISSUED => Event::Issued(content),
             2 => Event::Acknowledged(content),
             3 => Event::Seen(content),
             _ => return None,
@@ -228,6 +230,23 @@ impl Journal {
     pub fn sync(&self) -> Result<(), JournalError> {
         self.file.sync_data().map_err(|source| JournalError::Io { path: self.path.clone(), source })
     }
+}
+
+/// Makes a journal at `to` of what the one at `from` promised when it was `promised_bytes` long: records after that only tell
+/// which writes may be there as well. It is what a crash at that moment must be checked with.
+pub fn as_of(from: &Path, promised_bytes: u64, to: &Path) -> Result<(), JournalError> {
+    let at = |path: &Path, source| JournalError::Io { path: path.to_owned(), source };
+    let bytes = std::fs::read(from).map_err(|source| at(from, source))?;
+    parse(from, &bytes)?;
+    let (head, body) = bytes.split_at(HEADER_BYTES);
+    let promised = promised_bytes.saturating_sub(HEADER_BYTES as u64) / RECORD_BYTES as u64;
+    let mut out = head.to_vec();
+    for (record, index) in body.chunks_exact(RECORD_BYTES).zip(0u64..) {
+        if index < promised || record[0] == ISSUED {
+            out.extend_from_slice(record);
+        }
+    }
+    std::fs::write(to, out).map_err(|source| at(to, source))
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<(JournalHeader, Model, u64), JournalError> {

@@ -153,3 +153,21 @@ fn runs_join_neighbours_up_to_the_limit() {
     assert_eq!(model.runs(3), [(10, 3), (13, 2), (20, 1)]);
     assert_eq!(model.runs(100), [(10, 5), (20, 1)]);
 }
+
+#[test]
+fn a_journal_as_of_a_moment_keeps_the_promises_of_then_and_the_attempts_since() {
+    let folder = tempfile::tempdir().unwrap();
+    let [whole, then] = ["whole", "then"].map(|name| folder.path().join(name));
+    let seen = record(Event::Seen(Content::Pattern), 6, 1, 2);
+    let records = [issued(5, 1), acknowledged(5, 1), issued(6, 2), issued(5, 3), acknowledged(5, 3), seen];
+    Journal::open(&whole, HEADER).unwrap().0.append(&records).unwrap();
+    // Three records, and the length of a fourth one that was being written.
+    as_of(&whole, (HEADER_BYTES + 3 * RECORD_BYTES + 7) as u64, &then).unwrap();
+    let (_, model) = Journal::open(&then, HEADER).unwrap();
+    assert_eq!(model.acknowledged_writes(), 1);
+    assert_eq!([1, 3].map(|generation| kind(&model, 5, &block(5, generation))), [None, None]);
+    assert_eq!(kind(&model, 5, &[0; 4096]), Some(ViolationKind::Lost));
+    assert_eq!([&block(6, 2)[..], &[0; 4096]].map(|content| kind(&model, 6, content)), [None, None]);
+    std::fs::write(&whole, b"something else").unwrap();
+    assert!(matches!(as_of(&whole, 64, &then), Err(JournalError::NotAJournal { .. })));
+}

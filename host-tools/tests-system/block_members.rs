@@ -66,7 +66,7 @@ pub fn run(report: &mut Report, folder: &Path) -> Result<()> {
 }
 
 /// What the guest needs of ours: the checks, and the programs with the libraries that its initramfs may not have.
-fn gather(shared: &Path) -> Result<()> {
+pub fn gather(shared: &Path) -> Result<()> {
     crate::linux_host::copy_library(shared)?;
     let programs = shared.join("programs");
     std::fs::create_dir_all(&programs)?;

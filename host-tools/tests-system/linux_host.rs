@@ -45,7 +45,7 @@ pub fn copy_library(folder: &Path) -> Result<()> {
     let library = folder.join("lib");
     std::fs::create_dir_all(&library)?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/in-guest");
-    for name in ["host.sh", "checks.sh", "nvmet.sh", "block.sh"] {
+    for name in ["host.sh", "checks.sh", "nvmet.sh", "block.sh", "power.sh"] {
         std::fs::copy(source.join(name), library.join(name)).with_context(|| name.to_owned())?;
     }
     Ok(())

@@ -5,19 +5,23 @@
 
 mod block_members;
 mod broken_disk;
+mod devices;
 mod durability;
 mod guest;
 mod keys;
+mod kill_loop;
 mod linux_host;
 mod many_hosts;
 mod members;
 mod network;
+mod power_cuts;
 mod process;
 mod report;
 mod seccomp;
 mod service;
 mod small_disk;
 mod small_disks;
+mod write_log;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -34,10 +38,13 @@ const SUITES: &[(&str, bool, Suite)] = &[
     ("given_target", false, linux_host::given_target),
     ("members", true, members::run),
     ("durability", true, durability::run),
+    ("kill_loop_files", true, |report, folder| kill_loop::run(report, folder, devices::Kind::File)),
+    ("kill_loop_loops", true, |report, folder| kill_loop::run(report, folder, devices::Kind::Loop)),
     ("small_disks", true, small_disks::run),
     ("keys", true, keys::run),
     ("many_hosts", true, many_hosts::run),
     ("block_members", true, block_members::run),
+    ("power_cuts", true, power_cuts::run),
     ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12")),
     ("linux_6_1", true, |report, folder| linux_host::run(report, folder, "6.1")),
 ];

@@ -50,13 +50,15 @@ impl Owned {
 
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + limit;
-        while Instant::now() < end {
+        loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
+            if Instant::now() >= end {
+                bail!("{} (process {}) still runs after {limit:?}", self.name, self.child.id());
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
-        bail!("{} (process {}) still runs after {limit:?}", self.name, self.child.id())
     }
 
     pub fn kill(&mut self) -> Result<()> {

@@ -307,7 +307,8 @@ pub fn find<'v>(value: &'v Value, key: &str) -> Option<&'v Value> {
     }
 }
 
-fn configuration(folder: &Path, network: &Network, port: u16, members: &[String], setup: &Setup) -> Result<String> {
+/// The configuration of a service whose files lie in `folder`.
+pub fn configuration(folder: &Path, network: &Network, port: u16, members: &[String], setup: &Setup) -> Result<String> {
     let mut text = String::new();
     let folder = folder.display();
     writeln!(text, "[service]\nsocket = \"{folder}/control.sock\"\n")?;

@@ -213,10 +213,11 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether so many members are there that a pool could be on them.
+    /// Whether so many members are there that a pool could be on them. A spare may have taken the place of one that is gone.
     fn may_hold_a_pool(&self) -> bool {
         let pool = &self.config.pool;
-        let there = pool.members.iter().filter(|member| member.path().is_some_and(Path::exists)).count();
+        let there =
+            pool.members.iter().chain(&pool.spares).filter(|member| member.path().is_some_and(Path::exists)).count();
         there >= usize::from(pool.k.max(1))
     }
 

@@ -44,6 +44,8 @@ fn a_missing_device_of_a_pool_that_may_exist_is_no_mistake() {
     load_text(&text, &[]).expect("two of three are there");
     std::fs::remove_file(folder.path().join("b")).unwrap();
     assert!(errors(&text).contains("no such device"), "with fewer than k members there is no pool");
+    let spared = format!("{text}spares = [{:?}]\n", file("c"));
+    load_text(&spared, &[]).expect("a spare may have taken the place of one of them");
 }
 
 #[test]
