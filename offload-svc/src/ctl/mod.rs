@@ -4,6 +4,7 @@
 //! goes to stdout as the service gave it, number for number; errors go to stderr with a non-zero exit code.
 
 mod configuration;
+mod receipts;
 mod show;
 
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use crate::config::names::{Nqn, Serial, VolumeName};
 use crate::config::values::{Address, BackendSpec, BlockSize, ByteSize, Cipher, Compression, MemberSpec};
 use crate::manage::client::{Client, ClientError};
 use crate::manage::request;
-use crate::manage::view::{Coming, Configuration, Listener, Pool, Subsystem, Volume, VolumeKey};
+use crate::manage::view::{Coming, Configuration, Listener, Pool, Receipt, Subsystem, Volume, VolumeKey};
 
 /// The service refused.
 const EXIT_REFUSED: u8 = 1;
@@ -127,7 +128,11 @@ enum VolumeCommand {
     List,
     /// Makes a thin volume.
     Create(VolumeCreate),
-    /// Deletes a volume with its data and its key. It must not be served: remove its namespace first.
+    /// Deletes a volume with its data and its key, and prints the receipt. It must not be served: remove its namespace first.
+    ///
+    /// The receipt says what became of the key: `destroyed`, `pending` with the members on which copies may be left (members that
+    /// are away, or were replaced while they did not answer), or `kept` since clones or snapshots need it. `key receipts` shows
+    /// how it stands later.
     Delete {
         /// Its name.
         name: VolumeName,
@@ -163,6 +168,16 @@ enum VolumeCommand {
 enum KeyCommand {
     /// Each volume's key, and how far a rotation is.
     Status,
+    /// Receipts of deleted volumes: whether their keys are destroyed, and where copies may be left.
+    ///
+    /// They are kept in the pool, the last 128 of them. One that is pending is completed by itself once the members that it names
+    /// are overwritten: when they come back, or take their places.
+    Receipts {
+        /// States that a member, which a receipt names, has been destroyed or erased, since it never comes back. Receipts that
+        /// waited for it say from then on that this was stated, and when.
+        #[arg(long, value_name = "UUID")]
+        member_destroyed: Option<uuid::Uuid>,
+    },
     /// Gives a volume a new key: for new writes at once; what is there is encrypted anew in the background, and then the older key
     /// is given up.
     Rotate {
@@ -312,6 +327,13 @@ async fn answer(cli: &Cli) -> Result<String, ClientError> {
         Command::Status => client.show("/v1/status", show::status).await,
         Command::Pool(command) => pool(&client, command).await,
         Command::Volume(command) => volume(&client, command).await,
+        Command::Key(KeyCommand::Receipts { member_destroyed: None }) => {
+            client.show("/v1/receipts", |all: &Vec<Receipt>| receipts::list(all)).await
+        }
+        Command::Key(KeyCommand::Receipts { member_destroyed: Some(member) }) => {
+            let body = request::MemberDestroyed { member: *member };
+            client.change_and_show("/v1/key/member-destroyed", &body, |all: &Vec<Receipt>| receipts::list(all)).await
+        }
         Command::Key(KeyCommand::Status) => client.show("/v1/keys", |keys: &Vec<VolumeKey>| show::keys(keys)).await,
         Command::Key(KeyCommand::Rotate { volume }) => {
             client.change("/v1/key/rotate", &request::KeyRotation { volume: volume.clone() }).await
@@ -363,7 +385,8 @@ async fn volume(client: &Session, command: &VolumeCommand) -> Result<String, Cli
             client.change("/v1/volume/create", &body).await
         }
         VolumeCommand::Delete { name } => {
-            client.change("/v1/volume/delete", &request::VolumeRemoval { name: name.clone() }).await
+            let body = request::VolumeRemoval { name: name.clone() };
+            client.change_and_show("/v1/volume/delete", &body, receipts::receipt).await
         }
         VolumeCommand::Snapshot { volume, name } => {
             let body = request::SnapshotRequest { volume: volume.clone(), name: name.clone() };

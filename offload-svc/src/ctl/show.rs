@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use crate::manage::view::{Anchor, Listener, Pool, Rebuild, Scrub, Space, Status, Subsystem, Volume, VolumeKey};
 
-fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
+pub(super) fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
     for index in right {
@@ -18,7 +18,7 @@ fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     table
 }
 
-fn safe(text: &str) -> String {
+pub(super) fn safe(text: &str) -> String {
     text.escape_debug().to_string()
 }
 

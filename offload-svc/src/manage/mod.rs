@@ -19,9 +19,9 @@ use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use request::{
-    CloneRequest, HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval,
-    NamespaceRequest, ScrubRequest, SnapshotRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest,
-    VolumeResize,
+    CloneRequest, HostRequest, KeyRotation, ListenerRequest, MemberDestroyed, MemberReplacement, MemberReturn,
+    NamespaceRemoval, NamespaceRequest, ScrubRequest, SnapshotRequest, SubsystemRemoval, SubsystemRequest,
+    VolumeRemoval, VolumeRequest, VolumeResize,
 };
 
 /// A control call is answered within this time, with the reason if it isn't finished by then.
@@ -84,8 +84,8 @@ pub trait Control: Send + Sync + 'static {
     fn metrics(&self) -> String;
     /// Makes a volume.
     fn create_volume(&self, request: VolumeRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>>;
-    /// Deletes a volume that no namespace uses.
-    fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>>;
+    /// Deletes a volume that no namespace uses; the receipt tells what became of its key.
+    fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<view::Receipt, Refusal>>;
     /// Grows a volume.
     fn resize_volume(&self, request: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>>;
     /// Takes a snapshot of a volume.
@@ -94,6 +94,10 @@ pub trait Control: Send + Sync + 'static {
     fn clone_volume(&self, request: CloneRequest) -> BoxFuture<'static, Result<view::Volume, Refusal>>;
     /// The keys of the volumes.
     fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal>;
+    /// The receipts of deletions, as they stand now.
+    fn receipts(&self) -> Result<Vec<view::Receipt>, Refusal>;
+    /// Takes down that a member is destroyed, as somebody says; gives the receipts as they stand then.
+    fn member_destroyed(&self, request: MemberDestroyed) -> BoxFuture<'static, Result<Vec<view::Receipt>, Refusal>>;
     /// Gives a volume a new key.
     fn rotate_key(&self, request: KeyRotation) -> BoxFuture<'static, Result<view::VolumeKey, Refusal>>;
     /// Lets a blank device take the place of a pool's member.

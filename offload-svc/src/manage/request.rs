@@ -175,3 +175,11 @@ pub struct MemberReturn {
     /// The member that is there again.
     pub member: MemberSpec,
 }
+
+/// `POST /v1/key/member-destroyed`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberDestroyed {
+    /// The member's UUID, as receipts name it.
+    pub member: uuid::Uuid,
+}

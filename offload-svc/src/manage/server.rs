@@ -222,6 +222,8 @@ fn router(control: Shared) -> Router {
         .route("/v1/volume/snapshot", change(turns, |c, body| c.snapshot_volume(body)))
         .route("/v1/volume/clone", change(turns, |c, body| c.clone_volume(body)))
         .route("/v1/keys", get(|State(c): State<Shared>| async move { json(c.keys()) }))
+        .route("/v1/receipts", get(|State(c): State<Shared>| async move { json(c.receipts()) }))
+        .route("/v1/key/member-destroyed", change(turns, |c, body| c.member_destroyed(body)))
         .route("/v1/key/rotate", change(turns, |c, body| c.rotate_key(body)))
         .route("/v1/subsystem/add", change(turns, |c, body| c.add_subsystem(body)))
         .route("/v1/subsystem/remove", change(turns, |c, body| c.remove_subsystem(body)))

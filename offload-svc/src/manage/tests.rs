@@ -56,8 +56,14 @@ impl Control for Fake {
         let size_bytes = request.size.bytes();
         self.change().map(move |_| Ok(view::Volume { size_bytes, ..Default::default() })).boxed()
     }
-    fn delete_volume(&self, _: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>> {
-        self.change()
+    fn delete_volume(&self, _: VolumeRemoval) -> BoxFuture<'static, Result<view::Receipt, Refusal>> {
+        self.change().map(|_| Ok(view::Receipt::default())).boxed()
+    }
+    fn receipts(&self) -> Result<Vec<view::Receipt>, Refusal> {
+        Ok(Vec::new())
+    }
+    fn member_destroyed(&self, _: MemberDestroyed) -> BoxFuture<'static, Result<Vec<view::Receipt>, Refusal>> {
+        self.change().map(|_| Ok(Vec::new())).boxed()
     }
     fn resize_volume(&self, _: VolumeResize) -> BoxFuture<'static, Result<view::Volume, Refusal>> {
         async { Err(Refusal::new(RefusalKind::NoSpace, "size: 2GiB: no space")) }.boxed()

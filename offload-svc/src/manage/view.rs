@@ -393,6 +393,74 @@ pub struct VolumeKey {
     pub stored_bytes: u64,
 }
 
+/// `GET /v1/receipts`, `POST /v1/volume/delete`: what became of a deleted volume's key.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// The pool's UUID.
+    pub pool: String,
+    /// The volume's name.
+    pub volume: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// The lineage that its keys were of, which it shared with its clones and snapshots.
+    pub lineage: String,
+    /// What the keys were for.
+    pub cipher: String,
+    /// How many keys the lineage had, one after the other.
+    pub keys: u64,
+    /// Those that there were at the deletion.
+    pub check_values: Vec<KeyCheck>,
+    /// Unix time of the deletion.
+    pub deleted_s: u64,
+    /// `destroyed` (no copy is left that could be opened), `pending` (see `copies`), `kept` (see `readers`).
+    pub key: String,
+    /// Unix time at which the key was found to be destroyed; none if it is not, or was just now.
+    pub destroyed_s: Option<u64>,
+    /// Volumes, clones and snapshots that still need the key.
+    pub readers: Vec<String>,
+    /// Where copies may be left.
+    pub copies: Vec<KeyCopy>,
+    /// Members that may have had copies and are destroyed, as somebody has stated.
+    pub stated_destroyed: Vec<Stated>,
+    /// UUIDs of the pool's members now.
+    pub members: Vec<String>,
+    /// What `destroyed` means and what it does not.
+    pub meaning: String,
+}
+
+/// By which a key can be recognised: HKDF-SHA256 of it over `sluice key check value 1`, 16 bytes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeyCheck {
+    /// Which of the lineage's keys, from 0.
+    pub epoch: u64,
+    /// In hexadecimal.
+    pub value: String,
+}
+
+/// Where a copy of a key may be left.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeyCopy {
+    /// The member's UUID; none if it may be any.
+    pub member: Option<String>,
+    /// Its place in the pool.
+    pub index: Option<u64>,
+    /// Where the configuration has it, if it is there.
+    pub source: Option<String>,
+    /// `active`, `absent`, `filling`, `replaced`, `older-format`.
+    pub reason: String,
+    /// The same in words, with what ends it.
+    pub text: String,
+}
+
+/// A statement that a member is destroyed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stated {
+    /// The member's UUID.
+    pub member: String,
+    /// Unix time of the statement.
+    pub stated_s: u64,
+}
+
 /// `GET /v1/subsystems`
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Subsystem {

@@ -63,7 +63,7 @@ async fn delete(core: &Rc<Core>, hidden: &Arc<Volume>) -> bool {
         Ok(weight) => {
             let (reply, answer) = oneshot::channel();
             let asked = core.shared.control.unbounded_send(Control::FinishDelete(Arc::clone(hidden), weight, reply));
-            asked.is_ok() && matches!(answer.await, Ok(Ok(())))
+            asked.is_ok() && matches!(answer.await, Ok(Ok(_)))
         }
         Err(_) => false,
     };
@@ -104,12 +104,16 @@ impl Coordinator {
         let children = shared.children(from);
         children.iter().for_each(|child| child.set_parent(from.parent()));
         self.with_volumes(|volumes| drop(volumes.remove(&from.key())));
+        self.end_lineage(from.lineage).await;
         // If this one fails, the last one has it, empty: that is the same to its child.
         if let Err(error) = self.checkpoint(false).await {
             tracing::warn!(snapshot = from.name, %error, "a snapshot that has nothing any more stays until the next checkpoint");
         }
         if self.forget(from).await.is_err() {
             return false;
+        }
+        if shared.of_lineage(from.lineage).is_empty() {
+            shared.keyring.forget(from.lineage);
         }
         tracing::info!(
             snapshot = from.name,

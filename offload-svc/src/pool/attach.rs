@@ -15,6 +15,7 @@ use super::members::Identity;
 use super::options::MemberInput;
 use super::probe::{Found, FoundText, probe_one};
 use super::rebuild::Comer;
+use super::receipts::DEPARTED_KEPT_MAX;
 use super::superblock::Superblock;
 use super::superblocks::Superblocks;
 
@@ -67,6 +68,11 @@ pub enum MemberError {
     Active { name: String, index: u8 },
     #[error("member {index} is being replaced already")]
     UnderWay { index: u8 },
+    #[error(
+        "{count} members that were replaced may still hold keys of volumes deleted since: state which of them are destroyed \
+         (offloadctl key receipts --member-destroyed UUID), then replace more"
+    )]
+    TooManyDeparted { count: usize },
     #[error("the pool is closed")]
     Closed,
 }
@@ -93,6 +99,9 @@ pub async fn serve(
 
 async fn replace(core: &Core, superblocks: &Superblocks, old: &str, new: NewMember) -> Result<Comer, MemberError> {
     let place = find(core, old)?;
+    if core.shared.receipts.is_crowded() {
+        return Err(MemberError::TooManyDeparted { count: DEPARTED_KEPT_MAX });
+    }
     let found = look(core, &new).await;
     let state = superblocks.current().await;
     check_size(&state, &new)?;

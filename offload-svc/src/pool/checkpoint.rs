@@ -5,7 +5,8 @@
 //! section is the end.
 //!
 //! A section is: tag (1 byte), length of the body (4), CRC32C of the body (4), body. The stream begins with the volumes, in
-//! stripes of their own, so that wrapped keys of deleted volumes can be overwritten.
+//! stripes of their own, so that wrapped keys of deleted volumes can be overwritten. These are covered besides, by a shield that
+//! stands in the superblocks only: overwriting that is what destroys them for certain.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -19,13 +20,14 @@ use super::layers::Tree;
 use super::map::{Extent, RecordLocation};
 use super::message::MergedShard;
 use super::page::{HEIGHT_MAX, PageError, PagePointer, Shape};
+use super::receipts::{Entry, EntryError};
 use super::segments::{SegmentUse, Window};
 use super::shared::{Usage, UsageDelta, Volume, VolumeKeys};
 use super::stripe::{Sequence, StripeLocation};
 use crate::stages::cipher::Cipher;
 use crate::stages::compress::Compression;
 use crate::stages::crc::crc32c;
-use crate::stages::keys::{KeyEpoch, LineageId, WRAPPED_KEY_BYTES, WrappedKey};
+use crate::stages::keys::{KeyEpoch, LineageId, Shield, WRAPPED_KEY_BYTES, WrappedKey};
 
 const TAG_VOLUME: u8 = b'V';
 const TAG_OLDER_KEY: u8 = b'K';
@@ -39,6 +41,7 @@ const TAG_TREE: u8 = b'T';
 const TAG_USAGE: u8 = b'U';
 const TAG_STREAM: u8 = b'H';
 const TAG_COUNTERS: u8 = b'C';
+const TAG_RECEIPTS: u8 = b'R';
 const TAG_END: u8 = b'Z';
 const SECTION_HEAD_BYTES: usize = 9;
 /// Longer sections are never written.
@@ -47,8 +50,8 @@ const SECTION_BYTES_MAX: usize = 1 << 22;
 const SECTION_USES: usize = 1 << 16;
 const ROOT_MAGIC: [u8; 4] = *b"CKPT";
 /// Version 1 held the maps themselves, in sections `S` and `E`, and segments without what is alive in them, in `D`. Those are
-/// read, and not written any more.
-const ROOT_VERSION: u32 = 2;
+/// read, and not written any more. Version 2 held wrapped keys that are not covered, and no receipts.
+const ROOT_VERSION: u32 = 3;
 
 /// Why a checkpoint can't be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +60,8 @@ pub enum DecodeError {
     Short(#[from] CutShort),
     #[error(transparent)]
     Page(#[from] PageError),
+    #[error(transparent)]
+    Entry(#[from] EntryError),
     #[error("section {tag:#x}: checksum is wrong")]
     SectionCrc { tag: u8 },
     #[error("section {tag:#x} is unknown")]
@@ -165,6 +170,8 @@ pub enum Section {
         next_volume: u32,
         next_sequence: u64,
     },
+    /// What is kept of deletions.
+    Receipts(Box<Entry>),
     End,
 }
 
@@ -181,8 +188,8 @@ impl SectionWriter {
         self.0.extend_from_slice(body);
     }
 
-    /// A volume, with the size to be recorded.
-    pub fn volume(&mut self, volume: &Volume, blocks: u64) {
+    /// A volume, with the size to be recorded; its wrapped keys are covered.
+    pub fn volume(&mut self, volume: &Volume, blocks: u64, shield: &Shield) {
         let mut out = Writer::default();
         let (compression, level) = match volume.compression {
             Compression::None => (0, 0),
@@ -195,11 +202,11 @@ impl SectionWriter {
         // One at least, always.
         let Some(newest) = keys.pop() else { return };
         out.u8(compression).u8(level).u8(volume.cipher.id()).u128(volume.lineage.0).u32(newest.epoch().0);
-        out.bytes(newest.as_bytes()).u8(volume.name.len() as u8).bytes(volume.name.as_bytes());
+        out.bytes(&shield.cover(&newest)).u8(volume.name.len() as u8).bytes(volume.name.as_bytes());
         self.section(TAG_VOLUME, &out);
         for older in keys {
             let mut out = Writer::default();
-            out.u32(volume.id).bytes(older.as_bytes());
+            out.u32(volume.id).bytes(&shield.cover(&older));
             self.section(TAG_OLDER_KEY, &out);
         }
         let parent = volume.parent();
@@ -263,13 +270,21 @@ impl SectionWriter {
         self.section(TAG_COUNTERS, &out);
     }
 
+    pub fn receipts(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            let mut out = Writer::default();
+            entry.write(&mut out);
+            self.section(TAG_RECEIPTS, &out);
+        }
+    }
+
     pub fn end(&mut self) {
         self.section(TAG_END, &Writer::default());
     }
 }
 
 /// Takes the next whole section off the front of `bytes`; `None` if it isn't all there yet.
-pub fn next_section(bytes: &[u8], shape: &Shape) -> Result<Option<(Section, usize)>, DecodeError> {
+pub fn next_section(bytes: &[u8], shape: &Shape, shield: &Shield) -> Result<Option<(Section, usize)>, DecodeError> {
     let mut input = Reader::new(bytes);
     if bytes.len() < SECTION_HEAD_BYTES {
         return Ok(None);
@@ -284,8 +299,8 @@ pub fn next_section(bytes: &[u8], shape: &Shape) -> Result<Option<(Section, usiz
     }
     let mut body = Reader::new(body);
     let section = match tag {
-        TAG_VOLUME => Section::Volume(Box::new(read_volume(&mut body)?)),
-        TAG_OLDER_KEY => Section::OlderKey { volume: body.u32()?, wrapped: read_key(&mut body)? },
+        TAG_VOLUME => Section::Volume(Box::new(read_volume(&mut body, shield)?)),
+        TAG_OLDER_KEY => Section::OlderKey { volume: body.u32()?, wrapped: read_key(&mut body, shield)? },
         TAG_FAMILY => read_family(&mut body)?,
         TAG_SHARD => Section::Shard { volume: body.u32()?, shard: body.u16()?, watermark: body.u64()? },
         TAG_EXTENTS => read_extents(&mut body)?,
@@ -296,18 +311,19 @@ pub fn next_section(bytes: &[u8], shape: &Shape) -> Result<Option<(Section, usiz
         TAG_DATA_SEGMENTS => Section::DataSegments(read_uses(&mut body)?),
         TAG_STREAM => Section::Stream { stream: body.u32()?, settled: body.u64()? },
         TAG_COUNTERS => Section::Counters { next_volume: body.u32()?, next_sequence: body.u64()? },
+        TAG_RECEIPTS => Section::Receipts(Box::new(Entry::read(&mut body)?)),
         TAG_END => Section::End,
         _ => return Err(DecodeError::UnknownSection { tag }),
     };
     Ok(Some((section, SECTION_HEAD_BYTES + len)))
 }
 
-fn read_volume(body: &mut Reader<'_>) -> Result<Volume, DecodeError> {
+fn read_volume(body: &mut Reader<'_>, shield: &Shield) -> Result<Volume, DecodeError> {
     let (id, uuid) = (body.u32()?, Uuid::from_bytes(body.array()?));
     let (block_shift, block_count) = (body.u8()?, body.u64()?);
     let (compression, level, cipher) = (body.u8()?, body.u8()?, body.u8()?);
     let (lineage, key_epoch) = (LineageId(body.u128()?), KeyEpoch(body.u32()?));
-    let wrapped = read_key(body)?;
+    let wrapped = read_key(body, shield)?;
     if (wrapped.lineage(), wrapped.epoch()) != (lineage, key_epoch) {
         return Err(DecodeError::Field("wrapped key"));
     }
@@ -352,8 +368,8 @@ fn read_family(body: &mut Reader<'_>) -> Result<Section, DecodeError> {
     Ok(Section::Family { volume, snapshot: snapshot == 1, hidden: hidden == 1, parent })
 }
 
-fn read_key(body: &mut Reader<'_>) -> Result<WrappedKey, DecodeError> {
-    WrappedKey::from_bytes(&body.array::<WRAPPED_KEY_BYTES>()?).map_err(|_| DecodeError::Field("wrapped key"))
+fn read_key(body: &mut Reader<'_>, shield: &Shield) -> Result<WrappedKey, DecodeError> {
+    shield.uncover(&body.array::<WRAPPED_KEY_BYTES>()?).map_err(|_| DecodeError::Field("wrapped key"))
 }
 
 fn read_extents(body: &mut Reader<'_>) -> Result<Section, DecodeError> {
@@ -446,7 +462,8 @@ mod tests {
             sections.window(&window);
             let (mut at, mut read) = (0, Vec::new());
             while at < sections.0.len() {
-                let (section, len) = next_section(&sections.0[at..], &SHAPE).unwrap().expect("a whole section");
+                let (section, len) =
+                    next_section(&sections.0[at..], &SHAPE, &Shield::none()).unwrap().expect("a whole section");
                 at += len;
                 if let Section::LiveSegments(uses) = section {
                     read.extend(uses);

@@ -12,6 +12,7 @@ use super::stripe::{History, Sequence, StripeLocation};
 use super::stripe_io::{Label, StripeIo, WriteError};
 use super::superblock::CheckpointPointer;
 use crate::stages::crc::crc32c;
+use crate::stages::keys::{SHIELD_BYTES, Shield};
 
 /// Stream number of checkpoints in stripe headers.
 const STREAM: u32 = u32::MAX;
@@ -49,13 +50,18 @@ pub struct CheckpointWriter<'a> {
     gathered: Vec<u8>,
     root: Root,
     current: Option<(SegmentUse, u32)>,
+    /// What covers the wrapped keys in it.
+    pub shield: Shield,
     /// Segments taken for it.
     pub used: Vec<SegmentUse>,
 }
 
 impl<'a> CheckpointWriter<'a> {
     pub fn new(stripes: &'a StripeIo, segments: &'a Segments) -> Self {
-        Self { stripes, segments, gathered: Vec::new(), root: Root::default(), current: None, used: Vec::new() }
+        let mut shield = [0; SHIELD_BYTES];
+        stripes.io.env.random(&mut shield);
+        let shield = Shield::new(shield);
+        Self { stripes, segments, gathered: Vec::new(), root: Root::default(), current: None, shield, used: Vec::new() }
     }
 
     /// The stripes written up to now that may hold volumes and their wrapped keys.
@@ -133,6 +139,7 @@ impl<'a> CheckpointWriter<'a> {
             sequence: root.sequence,
             payload_bytes: payload.len() as u32,
             payload_crc: crc32c(&payload),
+            shield: self.shield.clone(),
         };
         Ok((pointer, std::mem::take(&mut self.root)))
     }
@@ -159,7 +166,7 @@ pub async fn read(
         }
         gathered.extend(read_part(stripes, index + 1, part.location, part.sequence).await?);
         let mut at = 0;
-        while let Some((section, len)) = next_section(&gathered[at..], &shape)? {
+        while let Some((section, len)) = next_section(&gathered[at..], &shape, &pointer.shield)? {
             at += len;
             ended = matches!(section, Section::End);
             take(section)?;

@@ -23,8 +23,10 @@ use super::family::{Family, Hold, Role};
 use super::handle::{CheckpointError, CloneSpec, VolumeError, VolumeSpec, volume_status};
 use super::members::Exclusion;
 use super::message::{Inner, MergeRequest, Merged, MergedShard, Message};
+use super::receipts::{ReceiptStatus, StatementError};
 use super::segments::Plan;
 use super::shared::{Books, Usage, UsageDelta, Volume, VolumeKeys};
+use super::shields::Departed;
 use super::snapshot::{Split, Taking, VolumeReply};
 use super::status::{KeyStatus, VolumeStatus};
 use super::stripe_io::WriteError;
@@ -42,9 +44,11 @@ pub type Weight = BTreeMap<u32, i64>;
 /// What the coordinator is asked.
 pub enum Control {
     Create(VolumeSpec, oneshot::Sender<Result<VolumeStatus, VolumeError>>),
-    Delete(String, oneshot::Sender<Result<(), VolumeError>>),
+    Delete(String, oneshot::Sender<Result<ReceiptStatus, VolumeError>>),
     /// Nothing of the volume is under way any longer.
-    FinishDelete(Arc<Volume>, Weight, oneshot::Sender<Result<(), VolumeError>>),
+    FinishDelete(Arc<Volume>, Weight, oneshot::Sender<Result<ReceiptStatus, VolumeError>>),
+    /// Somebody says that a member is destroyed.
+    MemberDestroyed(Uuid, oneshot::Sender<Result<(), StatementError>>),
     Rotate(String, oneshot::Sender<Result<KeyStatus, VolumeError>>),
     /// Nothing of the volume is under its older key any longer, or so it seemed.
     FinishRotation(LineageId, oneshot::Sender<bool>),
@@ -114,6 +118,7 @@ impl Coordinator {
                 Control::FinishDelete(volume, weight, reply) => {
                     drop(reply.send(self.delete(&volume, &weight).await));
                 }
+                Control::MemberDestroyed(uuid, reply) => drop(reply.send(self.member_destroyed(uuid).await)),
                 Control::Rotate(name, reply) => drop(reply.send(self.rotate(&name).await)),
                 Control::FinishRotation(volume, reply) => drop(reply.send(self.finish_rotation(volume).await)),
                 Control::Snapshot(of, name, reply) => self.begin_snapshot(&of, Taking::Snapshot(name), reply),
@@ -214,7 +219,8 @@ impl Coordinator {
         let merged = self.merge(split).await?;
         shared.segments.settle_plan(&mut plan);
         let mut writer = CheckpointWriter::new(&self.core.stripes, &shared.segments);
-        let written = self.write_checkpoint(&mut writer, &plan, &merged, clean).await;
+        let departed = shared.set.shields.departed();
+        let written = self.write_checkpoint(&mut writer, &plan, &merged, &departed, clean).await;
         let (pointer, root, window) = match written {
             Ok(written) => written,
             Err(error) => {
@@ -227,6 +233,7 @@ impl Coordinator {
             }
         };
         let published = self.superblocks.publish(|block| {
+            block.departed.retain(|gone| !departed.contains(gone));
             block.checkpoint = Some(pointer);
             block.clean = clean;
         });
@@ -236,6 +243,7 @@ impl Coordinator {
         self.erase(old.volume_parts()).await;
         shared.segments.finish_checkpoint(&plan, &window);
         shared.listed_at_checkpoint.store(shared.segments.left().0, Ordering::SeqCst);
+        self.settle_receipts().await;
         Ok(())
     }
 
@@ -251,13 +259,14 @@ impl Coordinator {
         writer: &mut CheckpointWriter<'_>,
         plan: &Plan,
         merged: &[Merged],
+        departed: &[Departed],
         clean: bool,
     ) -> Result<(super::superblock::CheckpointPointer, Root, super::segments::Window), CheckpointError> {
         let shared = &self.core.shared;
         let mut sections = SectionWriter::default();
         for volume in shared.all_volumes() {
             let resized = self.resizing.get().filter(|(id, _)| *id == volume.id);
-            sections.volume(&volume, resized.map_or(volume.blocks(), |(_, blocks)| blocks));
+            sections.volume(&volume, resized.map_or(volume.blocks(), |(_, blocks)| blocks), &writer.shield);
         }
         writer.put(&sections.0).await?;
         writer.end_volumes().await?;
@@ -267,6 +276,7 @@ impl Coordinator {
             sections.stream(merged.stream, merged.settled);
         }
         shared.all_volumes().iter().for_each(|volume| sections.usage(volume));
+        sections.receipts(&shared.receipts.entries(departed));
         writer.put(&sections.0).await?;
         let limit = if clean { 0 } else { shared.options.max_replay_segments as usize };
         let reserves = shared.admission.reserves();
@@ -336,10 +346,12 @@ impl Coordinator {
         // Not ready until it is durable.
         volume.closing.store(true, Ordering::SeqCst);
         self.core.shared.keyring.insert(key);
+        self.core.shared.receipts.begin(lineage, self.superblocks.current().await.epoch);
         self.with_volumes(|volumes| drop(volumes.insert(spec.name.clone(), Arc::clone(&volume))));
         if let Err(error) = self.checkpoint(false).await {
             self.with_volumes(|volumes| drop(volumes.remove(&spec.name)));
             self.core.shared.keyring.forget(lineage);
+            self.core.shared.receipts.forget(lineage);
             return Err(error.into());
         }
         volume.closing.store(false, Ordering::SeqCst);
@@ -369,7 +381,7 @@ impl Coordinator {
     }
 
     /// Lets nothing more in to a volume. What is under way may need a checkpoint, so its end is not waited for here.
-    async fn begin_delete(&self, name: &str, reply: oneshot::Sender<Result<(), VolumeError>>) {
+    async fn begin_delete(&self, name: &str, reply: oneshot::Sender<Result<ReceiptStatus, VolumeError>>) {
         let volume = match self.find(name) {
             Ok(volume) => volume,
             Err(error) => return drop(reply.send(Err(error))),
@@ -398,14 +410,16 @@ impl Coordinator {
 
     /// Deletes a volume: a checkpoint does without it, and then what it had in memory goes. If the checkpoint fails, all is as
     /// it was, and the volume serves again.
-    async fn delete(&self, volume: &Arc<Volume>, weight: &Weight) -> Result<(), VolumeError> {
+    async fn delete(&self, volume: &Arc<Volume>, weight: &Weight) -> Result<ReceiptStatus, VolumeError> {
         let weigh_again = |sign: i64| {
             weight.iter().for_each(|(segment, bytes)| self.core.shared.segments.count_trees(*segment, -sign * bytes));
         };
         // No checkpoint comes between: each has either the volume or the room.
         weigh_again(1);
         self.with_volumes(|volumes| drop(volumes.remove(&volume.key())));
+        let (receipt, undo) = self.note_deletion(volume).await;
         if let Err(error) = self.checkpoint(false).await {
+            self.core.shared.receipts.take_back(undo);
             self.with_volumes(|volumes| drop(volumes.insert(volume.key(), Arc::clone(volume))));
             weigh_again(-1);
             volume.closing.store(false, Ordering::SeqCst);
@@ -420,7 +434,7 @@ impl Coordinator {
         self.core.shared.absorbing.notify_one();
         // Its segments come back with the next one.
         self.core.shared.want_checkpoint();
-        Ok(())
+        Ok(self.receipt_of(receipt))
     }
 
     /// Reactors forget what they have of a volume that is in no checkpoint any more.
@@ -435,7 +449,7 @@ impl Coordinator {
     }
 
     /// A snapshot that others read from loses its name; when one reader is left, what it has goes over to that one.
-    async fn hide(&self, volume: &Arc<Volume>) -> Result<(), VolumeError> {
+    async fn hide(&self, volume: &Arc<Volume>) -> Result<ReceiptStatus, VolumeError> {
         let rename = |hidden: bool| {
             self.with_volumes(|volumes| {
                 volumes.remove(&volume.key());
@@ -443,13 +457,15 @@ impl Coordinator {
                 volumes.insert(volume.key(), Arc::clone(volume));
             });
         };
+        let (receipt, undo) = self.note_deletion(volume).await;
         rename(true);
         if let Err(error) = self.checkpoint(false).await {
+            self.core.shared.receipts.take_back(undo);
             rename(false);
             return Err(error.into());
         }
         self.core.shared.absorbing.notify_one();
-        Ok(())
+        Ok(self.receipt_of(receipt))
     }
 
     pub(super) fn take_id(&self) -> u32 {

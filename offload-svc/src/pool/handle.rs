@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::attach::{Coming, MemberError, NewMember, Request};
 use super::coordinator::Control;
 use super::env::MemberIndex;
+use super::receipts::{ReceiptStatus, Receipts, StatementError};
 use super::shared::{Shared, Volume};
 use super::status::{Health, KeyStatus, MemberState, MemberStatus, PoolStatus, Space, VolumeStatus};
 use super::superblock::Publication;
@@ -122,8 +123,9 @@ impl Pool {
         self.ask(|reply| Control::Create(spec, reply)).await.unwrap_or(Err(VolumeError::Closed))
     }
 
-    /// Deletes a volume and destroys its key: its requests are answered Not Ready from now on.
-    pub async fn delete_volume(&self, name: &str) -> Result<(), VolumeError> {
+    /// Deletes a volume and destroys its key: its requests are answered Not Ready from now on. The receipt tells what became of
+    /// the key.
+    pub async fn delete_volume(&self, name: &str) -> Result<ReceiptStatus, VolumeError> {
         self.ask(|reply| Control::Delete(name.into(), reply)).await.unwrap_or(Err(VolumeError::Closed))
     }
 
@@ -144,8 +146,7 @@ impl Pool {
     }
 
     /// Gives a volume a new key. New records are sealed under it from now on; the others are carried over in the
-    /// background, and then the older key is given up: no checkpoint holds it any longer. Copies in what earlier mounts have
-    /// left free may stay until that is written over.
+    /// background, and then the older key is given up: no checkpoint holds it any longer.
     pub async fn rotate_key(&self, name: &str) -> Result<KeyStatus, VolumeError> {
         self.ask(|reply| Control::Rotate(name.into(), reply)).await.unwrap_or(Err(VolumeError::Closed))
     }
@@ -158,6 +159,17 @@ impl Pool {
             .filter(|volume| !volume.is_hidden())
             .map(|volume| key_status(&self.shared, volume))
             .collect()
+    }
+
+    /// The receipts of deletions as they stand now, oldest first.
+    pub fn receipts(&self) -> Vec<ReceiptStatus> {
+        self.shared.with_receipts(Receipts::status)
+    }
+
+    /// Takes down that a member, which is away or was replaced, is destroyed as somebody says: no receipt waits for it any
+    /// more, and each says so.
+    pub async fn member_destroyed(&self, member: Uuid) -> Result<(), StatementError> {
+        self.ask(|reply| Control::MemberDestroyed(member, reply)).await.unwrap_or(Err(StatementError::Closed))
     }
 
     /// Lets a blank device take the place of a member, which `old` names by index, UUID or name. When this returns, the

@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use super::env::{Env, MemberIndex};
 use super::options::Layout;
+use super::shields::Shields;
 use super::status::{MemberState, Remark};
 use super::superblock::Publication;
 
@@ -171,6 +172,8 @@ pub struct MemberSet {
     incarnations: AtomicU64,
     /// Stripes being written.
     pub writes: Grace,
+    /// Which members may still hold which shields.
+    pub shields: Shields,
     /// Woken when a member has left the set, or something may have come back.
     pub changed: Notify,
 }
@@ -208,6 +211,7 @@ impl MemberSet {
             failed: AtomicBool::new(false),
             incarnations,
             writes: Grace::default(),
+            shields: Shields::default(),
             changed: Notify::new(),
         }
     }

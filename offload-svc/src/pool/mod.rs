@@ -21,10 +21,11 @@
 //!
 //! # Parts
 //!
-//! On members: `superblock`, `stripe`, `checkpoint`, `page`. In memory: `map`, `layers`, `segments`, `space`, `shared`. At
+//! On members: `superblock`, `stripe`, `checkpoint`, `page`. In memory: `map`, `layers`, `segments`, `space`, `shared`, and what is
+//! known of keys at rest: `shields`, `receipts`. At
 //! work on a reactor: `core`, `records`, `tree`, `read`, `write`, `stream`, `merge`, `page_writer`, `clean`; on the first one
 //! also `coordinator`, `backing`,
-//! and what looks after the members: `rebuild`, `attach`, `scrub`, at the `pace` that requests leave them. Before all that:
+//! and what looks after the members: `rebuild`, `attach`, `release`, `scrub`, at the `pace` that requests leave them. Before all that:
 //! `probe`, `mount`.
 
 mod absorb;
@@ -37,6 +38,7 @@ mod codec;
 mod coordinator;
 mod core;
 pub mod env;
+mod erase;
 mod family;
 mod handle;
 mod layers;
@@ -54,12 +56,15 @@ mod probe;
 mod reactor;
 mod read;
 mod rebuild;
+mod receipts;
 mod records;
+mod release;
 mod rotate;
 mod scan;
 mod scrub;
 mod segments;
 mod shared;
+mod shields;
 mod slow;
 mod snapshot;
 mod space;
@@ -84,6 +89,7 @@ pub use mount::{MountError, Mounted, mount};
 pub use options::{Force, Layout, MemberInput, MemoryNeeds, MountOptions, memory_needs};
 pub use probe::{FormatError, Found, FoundText, Inspection, format, inspect};
 pub use reactor::{PoolReactor, ReactorSeed};
+pub use receipts::{CopyReason, KeyCopy, KeyFate, ReceiptStatus, Stated, StatementError};
 pub use status::{
     Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, Remark,
     ScrubFinding, ScrubStatus, Space, VolumeStatus,

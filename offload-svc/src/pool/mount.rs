@@ -24,6 +24,7 @@ use super::message::MergedShard;
 use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
 use super::probe::{ChooseError, Chosen, Cut, Refused, choose, probe};
 use super::rebuild::Comer;
+use super::receipts::Receipts;
 use super::records::RecordIo;
 use super::scan::{FoundRecord, SeenStreams, find_records, look_for_stripes};
 use super::segments::{SegmentUse, Segments, State, Unfinished, Wanted};
@@ -101,6 +102,7 @@ pub struct Mounted {
     pub(super) returning: Vec<Comer>,
     pub(super) root: Root,
     pub(super) next_volume: u32,
+    pub(super) receipts: Receipts,
     pub(super) report: MountReport,
 }
 
@@ -129,6 +131,7 @@ struct Loaded {
     settled: BTreeMap<u32, u64>,
     root: Root,
     root_use: Option<SegmentUse>,
+    receipts: Receipts,
 }
 
 /// Mounts the pool that the members hold.
@@ -206,6 +209,9 @@ pub async fn mount(
         given_up,
     };
     let root = new.write(&superblocks).await?;
+    if loaded.receipts.waits_for_set(set.shields.floor()) {
+        superblocks.write_again().await?;
+    }
     // Nothing is relied on with them now.
     restore_sizes(&*env, &set, away.iter());
     // Only now, as a mount that fails changes nothing: what was never finished must not look like something lost later.
@@ -227,6 +233,7 @@ pub async fn mount(
         returning: returning(inputs, &chosen),
         root,
         next_volume: loaded.next_volume,
+        receipts: loaded.receipts,
         report,
     })
 }
@@ -343,6 +350,7 @@ fn member_set(inputs: &[MemberInput], chosen: &Chosen, options: &MountOptions) -
         member
     });
     let set = MemberSet::new(state.pool, state.layout, state.segments, options.member_timeout, members.collect());
+    set.shields.start(state);
     set.set(chosen.mask, state.epoch);
     set
 }
@@ -458,6 +466,7 @@ impl Loaded {
             Section::Counters { next_volume, next_sequence } => {
                 (self.next_volume, self.next_sequence) = (next_volume, next_sequence);
             }
+            Section::Receipts(entry) => self.receipts.load(*entry),
             Section::End => {}
         }
         Ok(())
@@ -720,7 +729,7 @@ impl NewCheckpoint<'_> {
         let mut writer = CheckpointWriter::new(stripes, segments);
         let mut sections = SectionWriter::default();
         for volume in self.loaded.volumes.values() {
-            sections.volume(volume, volume.blocks());
+            sections.volume(volume, volume.blocks(), &writer.shield);
         }
         writer.put(&sections.0).await?;
         writer.end_volumes().await?;
@@ -730,6 +739,8 @@ impl NewCheckpoint<'_> {
             sections.tree(&MergedShard { volume: *volume, shard: *number, watermark, tree });
         }
         self.loaded.volumes.values().for_each(|volume| sections.usage(volume));
+        let departed = stripes.set().shields.departed();
+        sections.receipts(&self.loaded.receipts.entries(&departed));
         let reserves = admission.reserves();
         let keep = (reserves.checkpoint + reserves.pages) as usize;
         let nonce = || self.maps.records.random_u64();
@@ -746,6 +757,7 @@ impl NewCheckpoint<'_> {
             .publish(|block| {
                 block.lower(self.floor);
                 block.checkpoint = Some(pointer);
+                block.departed.retain(|gone| !departed.contains(gone));
                 if !self.distrusted.is_empty() {
                     block.epoch += 1;
                 }

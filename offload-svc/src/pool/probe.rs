@@ -267,6 +267,7 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
         whole_below: 0,
         suspect: false,
         known: 0,
+        shield_floor: 0,
     };
     let members: Vec<MemberEntry> = inputs.iter().map(|_| entry()).collect();
     let segments = (smallest - SUPERBLOCK_AREA_BYTES) / u64::from(layout.segment_bytes);
@@ -287,6 +288,9 @@ pub async fn format(env: &Rc<dyn Env>, inputs: &[MemberInput], layout: Layout) -
         replacements: vec![None; members.len()],
         scrub: ScrubRecord::default(),
         given_up: GivenUp::default(),
+        shield_number: 0,
+        shield_floor: 0,
+        departed: Vec::new(),
         members,
     };
     write_all(env, inputs, &block).await?;

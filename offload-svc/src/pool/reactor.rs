@@ -120,6 +120,7 @@ impl Mounted {
             erasing: tokio::sync::Mutex::new(()),
             rebuild: Rebuilding::default(),
             scrub: Scrubbing::default(),
+            receipts: self.receipts,
         });
         shared.admission.set_volumes(self.volumes.len());
         let mut shards: HashMap<usize, Vec<(Arc<Volume>, u16, Tree)>> = HashMap::new();
@@ -178,6 +179,7 @@ impl PoolReactor {
                 kek: seed.kek,
                 resizing: Cell::new(None),
             });
+            coordinator.note_destroyed();
             env.spawn(Box::pin(coordinator.run(seed.requests)));
             env.spawn(Box::pin(coordinator::serve_membership(
                 Rc::clone(&superblocks),

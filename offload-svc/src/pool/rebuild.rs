@@ -28,6 +28,7 @@ use super::options::{BLOCK_BYTES, SUPERBLOCK_AREA_BYTES};
 use super::pace::Pace;
 use super::probe::PROBE_TIMEOUT;
 use super::read::Pins;
+use super::release::Leaving;
 use super::scan::find_stripes;
 use super::segments::SegmentUse;
 use super::status::{RebuildState, RebuildStatus};
@@ -66,6 +67,8 @@ pub struct Rebuilding {
     requests: Mutex<Vec<Comer>>,
     /// By place: those that are to take the place of another.
     replacements: Mutex<BTreeMap<usize, Comer>>,
+    /// Slots of members that have been replaced and are written to for the last time.
+    leaving: Mutex<Vec<MemberIndex>>,
     wake: Notify,
 }
 
@@ -82,10 +85,26 @@ impl Rebuilding {
         requests.iter().any(|comer| comer.replacing && comer.place == place) || self.replacements().contains_key(&place)
     }
 
-    /// The slots of those that wait for their turn.
+    /// The slots of those that wait for their turn, and of those that are being let go.
     pub fn waiting(&self) -> Vec<MemberIndex> {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        requests.iter().chain(self.replacements().values()).filter_map(|comer| comer.identity.slot).collect()
+        let replacements = self.replacements();
+        let coming = requests.iter().chain(replacements.values()).filter_map(|comer| comer.identity.slot);
+        coming.chain(self.leaving().iter().copied()).collect()
+    }
+
+    /// A slot stays open until [`Rebuilding::left`].
+    pub fn leave(&self, slot: MemberIndex) {
+        self.leaving().push(slot);
+    }
+
+    /// The last write to a slot has come back.
+    pub fn left(&self, slot: MemberIndex) {
+        self.leaving().retain(|other| *other != slot);
+    }
+
+    fn leaving(&self) -> MutexGuard<'_, Vec<MemberIndex>> {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn replacements(&self) -> MutexGuard<'_, BTreeMap<usize, Comer>> {
@@ -290,10 +309,16 @@ impl Keeper {
                 return Err(stop);
             }
         }
+        let leaving = if comer.replacing { Leaving::at(&self.core, &self.superblocks, place).await } else { None };
         let promoted = self.superblocks.promote(place, incarnation).await?;
         if promoted {
             set.writes.passed().await;
             set.end_join(place);
+            if let Some(leaving) = leaving {
+                leaving.let_go(&self.core, &self.superblocks).await;
+            }
+            // What was pending on a member may be done, and who left stands in a checkpoint then.
+            self.core.shared.want_checkpoint();
         }
         if promoted && set.is(place, incarnation) && set.contains(place) { Ok(()) } else { Err(Stop::Failed) }
     }

@@ -76,6 +76,8 @@ impl Coordinator {
             return false;
         }
         self.core.shared.keyring.forget_epoch(lineage, older.epoch());
+        // If that fails the pool has, and the next mount does it.
+        let _ = self.superblocks.write_again().await;
         tracing::info!(volume = volume.name, epoch = older.epoch().0, "the older key is given up: nothing is under it");
         true
     }

@@ -21,6 +21,7 @@ use super::options::MountOptions;
 use super::pace::Foreground;
 use super::page::PagePointer;
 use super::rebuild::Rebuilding;
+use super::receipts::{Receipts, Surroundings};
 use super::scrub::Scrubbing;
 use super::segments::Segments;
 use super::space::Admission;
@@ -253,6 +254,8 @@ pub struct Shared {
     /// Members that are being filled.
     pub rebuild: Rebuilding,
     pub scrub: Scrubbing,
+    /// Deletions, and what became of the keys.
+    pub receipts: Receipts,
     pub foreground: Foreground,
 }
 
@@ -297,6 +300,21 @@ impl Shared {
     /// Extents in all maps.
     pub fn extent_count(&self) -> u64 {
         self.all_volumes().iter().map(|volume| volume.sum(|usage| &usage.extents)).sum()
+    }
+
+    /// Asks something of the receipts that depends on what there is around them.
+    pub fn with_receipts<T>(&self, ask: impl FnOnce(&Receipts, &Surroundings<'_>) -> T) -> T {
+        let (holders, departed) = (self.set.shields.holders(), self.set.shields.departed());
+        let identities: Vec<_> = (0..2 * self.set.count()).map(|index| self.set.entry(index).identity()).collect();
+        let name = |uuid| identities.iter().find(|identity| identity.uuid == uuid).and_then(|it| it.name.clone());
+        let around = Surroundings {
+            pool: self.set.pool,
+            holders: &holders,
+            departed: &departed,
+            readers: &|lineage, but| self.readers(lineage, but),
+            name: &name,
+        };
+        ask(&self.receipts, &around)
     }
 
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {

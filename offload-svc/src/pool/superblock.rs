@@ -8,15 +8,17 @@ use uuid::Uuid;
 
 use super::codec::{CutShort, Reader, Writer};
 use super::options::{BLOCK_BYTES, Layout, MEMBERS_MAX, OptionError, SEGMENTS_MIN, SUPERBLOCK_AREA_BYTES};
+use super::shields::{DEPARTED_BYTES, DEPARTED_MAX, Departed};
 use super::stripe::{Sequence, StripeLocation};
 use crate::stages::crc::crc32c;
+use crate::stages::keys::{SHIELD_BYTES, Shield};
 
 /// Bytes of one slot.
 pub const SLOT_BYTES: usize = BLOCK_BYTES as usize;
 const MAGIC: [u8; 8] = *b"SLUICEPL";
 /// A higher major version can't be read at all. Version 1 is read: its checkpoints hold the maps themselves, and the first mount
-/// makes trees of them, and version 2 of it.
-pub const FORMAT_MAJOR: u16 = 2;
+/// makes trees of them. So is version 2: its checkpoints hold wrapped keys bare. The first mount makes version 3 of either.
+pub const FORMAT_MAJOR: u16 = 3;
 /// A higher minor version can be read, its additions ignored.
 pub const FORMAT_MINOR: u16 = 0;
 /// The Reed-Solomon code `cauchy-11d-1` (`stages::rs`).
@@ -27,6 +29,10 @@ const REPLACEMENTS_AT: usize = TABLE_AT + 40 * MEMBERS_MAX;
 const SCRUB_AT: usize = REPLACEMENTS_AT + 32 * MEMBERS_MAX;
 const GIVEN_UP_AT: usize = SCRUB_AT + 64;
 const KNOWN_AT: usize = GIVEN_UP_AT + 32;
+const SHIELD_FLOORS_AT: usize = KNOWN_AT + 16 * MEMBERS_MAX;
+const SHIELD_AT: usize = SHIELD_FLOORS_AT + 16 * MEMBERS_MAX;
+const DEPARTED_AT: usize = SHIELD_AT + SHIELD_BYTES + 16;
+const _: () = assert!(DEPARTED_AT + DEPARTED_MAX * DEPARTED_BYTES <= CRC_AT);
 
 /// Bits of a member's `active` byte.
 const MEMBER_ACTIVE: u8 = 1;
@@ -55,6 +61,9 @@ pub struct MemberEntry {
     /// Of a member that is not in the set: the generation of the last superblock that it is known to have. One that shows
     /// an older one is an older copy. 0: nothing is known, and of one in the set.
     pub known: u64,
+    /// Of a member that is not in the set: its shields have this number or a higher one. Of one in the set: 0; see
+    /// [`Superblock::shield_floor`].
+    pub shield_floor: u64,
 }
 
 /// A member that is being filled to take a place.
@@ -67,19 +76,22 @@ pub struct Replacement {
     pub whole_below: u64,
     /// As [`MemberEntry::known`].
     pub known: u64,
+    /// As [`MemberEntry::shield_floor`].
+    pub shield_floor: u64,
 }
 
-/// Where the checkpoint's root is, and the checksum of its payload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the checkpoint's root is, the checksum of its payload, and what covers the wrapped keys in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointPointer {
     pub root: StripeLocation,
     pub sequence: Sequence,
     pub payload_bytes: u32,
     pub payload_crc: u32,
+    pub shield: Shield,
 }
 
-/// A superblock. Little-endian, 4096 bytes, format 2.0 (1.1 is the same; 1.0 has zeroes where they have `whole_below` and
-/// replacements):
+/// A superblock. Little-endian, 4096 bytes, format 3.0 (2.0 and 1.1 have zeroes from 3104 on, 1.0 also where they have
+/// `whole_below` and replacements):
 ///
 /// | bytes | field | why |
 /// |---|---|---|
@@ -105,7 +117,11 @@ pub struct CheckpointPointer {
 /// | 2496..2560 | scrub: running 1, 0 x 7, next sequence number 8, stripes read 8, bad shards 8, repaired 8, stripes lost 8, began 8, ended 8 (Unix seconds) | it goes on after a restart |
 /// | 2560..2592 | given up by force: times 8, the last one 8 (Unix seconds), stripes of answered writes 8, segments that too few members answered for 8 | so that nobody takes the pool for whole |
 /// | 2592..3104 | 32 x (generation last known on the member 8, on the replacement 8) | an older copy of a member that was away is told by it |
-/// | 3104..4092 | 0 | |
+/// | 3104..3616 | 32 x (shield floor of the member 8, of the replacement 8) | which shields a member that is away still has |
+/// | 3616..3648 | shield of the checkpoint | its wrapped keys are covered with it, and it stands nowhere else |
+/// | 3648..3664 | the shield's number 8, shield floor of the set 8 | when this was written, no member of the set had an older one than the floor |
+/// | 3664..4048 | members that left for good since the checkpoint, 8 x (UUID 16, epoch 8, shield floor 8, when 8 (Unix seconds), place 1, 0 x 7), UUID 0: none | what they have is named until they are known to be destroyed |
+/// | 4048..4092 | 0 | |
 /// | 4092..4096 | CRC32C of all before | |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
@@ -127,6 +143,12 @@ pub struct Superblock {
     pub replacements: Vec<Option<Replacement>>,
     pub scrub: ScrubRecord,
     pub given_up: GivenUp,
+    /// Goes up with each checkpoint; 0: its wrapped keys are not covered, or there is none.
+    pub shield_number: u64,
+    /// When this was written, the shields of all members of the set had this number or a higher one.
+    pub shield_floor: u64,
+    /// Who left for good since the checkpoint was taken, [`DEPARTED_MAX`] at most.
+    pub departed: Vec<Departed>,
 }
 
 /// What mounts have gone on without, by force.
@@ -175,7 +197,7 @@ pub struct ScrubRecord {
 pub enum SuperblockError {
     #[error("no magic")]
     NoMagic,
-    #[error("format version {major}.{minor}; this program reads 1.x and {FORMAT_MAJOR}.x")]
+    #[error("format version {major}.{minor}; this program reads 1.x, 2.x and {FORMAT_MAJOR}.x")]
     Version { major: u16, minor: u16 },
     #[error("checksum is wrong")]
     Crc,
@@ -261,6 +283,7 @@ impl Superblock {
     pub fn distrust(&mut self, place: usize) {
         if let Some(member) = self.members.get_mut(place) {
             (member.active, member.suspect, member.whole_below) = (false, false, 0);
+            member.shield_floor = 0;
         }
     }
 
@@ -291,7 +314,7 @@ impl Superblock {
         }
         out.pad_to(REPLACEMENTS_AT);
         for replacement in &self.replacements {
-            let none = Replacement { uuid: Uuid::nil(), epoch: 0, whole_below: 0, known: 0 };
+            let none = Replacement { uuid: Uuid::nil(), epoch: 0, whole_below: 0, known: 0, shield_floor: 0 };
             let replacement = replacement.as_ref().unwrap_or(&none);
             out.bytes(replacement.uuid.as_bytes()).u64(replacement.epoch).u64(replacement.whole_below);
         }
@@ -307,12 +330,26 @@ impl Superblock {
         for (member, replacement) in self.members.iter().zip(&self.replacements) {
             out.u64(member.known).u64(replacement.as_ref().map_or(0, |replacement| replacement.known));
         }
+        self.write_shields(&mut out);
         out.pad_to(CRC_AT);
         let crc = crc32c(&out.0);
         out.u32(crc);
         let mut bytes = [0; SLOT_BYTES];
         bytes.copy_from_slice(&out.0);
         bytes
+    }
+
+    fn write_shields(&self, out: &mut Writer) {
+        out.pad_to(SHIELD_FLOORS_AT);
+        for (member, replacement) in self.members.iter().zip(&self.replacements) {
+            let filling = replacement.as_ref().map_or(0, |replacement| replacement.shield_floor);
+            out.u64(member.shield_floor).u64(filling);
+        }
+        out.pad_to(SHIELD_AT);
+        let none = Shield::none();
+        out.bytes(self.checkpoint.as_ref().map_or(&none, |pointer| &pointer.shield).as_bytes());
+        out.u64(self.shield_number).u64(self.shield_floor);
+        self.departed.iter().take(DEPARTED_MAX).for_each(|departed| departed.write(out));
     }
 
     pub fn parse(bytes: &[u8]) -> Result<Self, SuperblockError> {
@@ -343,8 +380,6 @@ impl Superblock {
         let root = StripeLocation::read(input)?;
         let sequence = Sequence { number: input.u64()?, nonce: input.u64()? };
         let (payload_bytes, payload_crc) = (input.u32()?, input.u32()?);
-        let checkpoint =
-            (payload_bytes > 0).then_some(CheckpointPointer { root, sequence, payload_bytes, payload_crc });
         input.bytes(TABLE_AT - 160)?;
         if code != CODE_CAUCHY_11D_1 {
             return Err(SuperblockError::Field { field: "code", value: code.into() });
@@ -364,6 +399,20 @@ impl Superblock {
                 replacement.known = known;
             }
         }
+        input.bytes(16 * (MEMBERS_MAX - layout.members()))?;
+        for (member, replacement) in members.iter_mut().zip(&mut replacements) {
+            member.shield_floor = input.u64()?;
+            let filling = input.u64()?;
+            if let Some(replacement) = replacement {
+                replacement.shield_floor = filling;
+            }
+        }
+        input.bytes(16 * (MEMBERS_MAX - layout.members()))?;
+        let shield = Shield::new(input.array()?);
+        let (shield_number, shield_floor) = (input.u64()?, input.u64()?);
+        let departed = read_departed(input)?;
+        let checkpoint =
+            (payload_bytes > 0).then_some(CheckpointPointer { root, sequence, payload_bytes, payload_crc, shield });
         let (clean, formatting) = (flags & FLAG_CLEAN != 0, flags & FLAG_FORMATTING != 0);
         Ok(Self {
             clean,
@@ -383,6 +432,9 @@ impl Superblock {
             replacements,
             scrub,
             given_up,
+            shield_number,
+            shield_floor,
+            departed,
         })
     }
 
@@ -431,6 +483,12 @@ impl Superblock {
         if self.epoch == 0 || self.members.iter().any(|member| member.epoch > self.epoch) {
             return fail("epoch", self.epoch);
         }
+        if self.shield_number > u64::MAX / 2 || self.shield_floor > self.shield_number {
+            return fail("shield_number", self.shield_number);
+        }
+        if self.departed.len() > DEPARTED_MAX {
+            return fail("departed", self.departed.len() as u64);
+        }
         // Half of the range is enough for ever, and sums then can't overflow.
         if self.generation > u64::MAX / 2 || self.mounts >= 1 << 27 {
             return fail("generation", self.generation);
@@ -451,7 +509,7 @@ fn read_members(input: &mut Reader<'_>, layout: &Layout) -> Result<Vec<MemberEnt
         input.bytes(7)?;
         let (epoch, whole_below) = (input.u64()?, input.u64()?);
         let (active, suspect) = (flags & MEMBER_ACTIVE != 0, flags & MEMBER_SUSPECT != 0);
-        members.push(MemberEntry { uuid, active, epoch, whole_below, suspect, known: 0 });
+        members.push(MemberEntry { uuid, active, epoch, whole_below, suspect, known: 0, shield_floor: 0 });
     }
     // What is left of the table.
     input.bytes(40 * (MEMBERS_MAX - layout.members()))?;
@@ -462,11 +520,28 @@ fn read_replacements(input: &mut Reader<'_>, layout: &Layout) -> Result<Vec<Opti
     let mut replacements = Vec::with_capacity(MEMBERS_MAX);
     for _ in 0..layout.members() {
         let (uuid, epoch, whole_below) = (Uuid::from_bytes(input.array()?), input.u64()?, input.u64()?);
-        replacements.push((!uuid.is_nil()).then_some(Replacement { uuid, epoch, whole_below, known: 0 }));
+        replacements.push((!uuid.is_nil()).then_some(Replacement {
+            uuid,
+            epoch,
+            whole_below,
+            known: 0,
+            shield_floor: 0,
+        }));
     }
     // What is left of the table.
     input.bytes(32 * (MEMBERS_MAX - layout.members()))?;
     Ok(replacements)
+}
+
+fn read_departed(input: &mut Reader<'_>) -> Result<Vec<Departed>, SuperblockError> {
+    let mut all = Vec::new();
+    for _ in 0..DEPARTED_MAX {
+        let departed = Departed::read(input)?;
+        if !departed.uuid.is_nil() {
+            all.push(departed);
+        }
+    }
+    Ok(all)
 }
 
 fn read_given_up(input: &mut Reader<'_>) -> Result<GivenUp, SuperblockError> {

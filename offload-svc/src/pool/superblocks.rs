@@ -14,8 +14,10 @@ use uuid::Uuid;
 
 use super::members::{Failure, Identity, Incarnation, MemberIo, MemberSet, TooFewMembers};
 use super::segments::Unfinished;
+use super::shields::{DEPARTED_MAX, Departed};
 use super::status::Remark;
 use super::superblock::{MemberEntry, Replacement, SLOT_BYTES, Superblock};
+use crate::stages::keys::Shield;
 
 /// One is written at a time; one that hangs doesn't hold up the next at once.
 pub const SUPERBLOCKS_UNDER_WAY: usize = 4;
@@ -50,6 +52,8 @@ pub enum WelcomeError {
     Newer,
     #[error("its superblock can't be written")]
     Write,
+    #[error("too many members have left for good since the last checkpoint")]
+    NoCheckpoint,
     #[error(transparent)]
     TooFewMembers(#[from] TooFewMembers),
 }
@@ -96,7 +100,16 @@ impl Superblocks {
         let mut current = self.current.lock().await;
         let mut next = current.clone();
         change(&mut next);
+        if shield_of(&next) != shield_of(&current) {
+            next.shield_number += 1;
+        }
         self.write_out(&mut current, next, self.set().mask(), None).await
+    }
+
+    /// Writes the current superblock once more. Each member has two of them: so what shields there were before the last
+    /// publication are gone from all members of the set.
+    pub async fn write_again(&self) -> Result<(), TooFewMembers> {
+        self.publish(|_| {}).await
     }
 
     /// Puts out those that are still there in the incarnations named: members of the set durably, candidates with what is
@@ -168,13 +181,27 @@ impl Superblocks {
         let elsewhere = known.zip(own).is_some_and(|((epoch, _, _), own)| own.epoch > epoch);
         // It gets that superblock, or a later one, before anything is written to it.
         let known = current.generation + 1;
+        let older = missed > 0 || elsewhere;
         if replacing {
+            let there = next.replacements[place].take();
+            if let Some(there) = there.filter(|there| there.uuid != identity.uuid) {
+                self.depart(&mut next, place, there.uuid, there.epoch, there.shield_floor)
+                    .map_err(|()| WelcomeError::NoCheckpoint)?;
+            }
+            // A blank one gets the shield of this moment first.
+            let blank =
+                there.filter(|there| there.uuid == identity.uuid).map_or(next.shield_number, |t| t.shield_floor);
+            let shield_floor = if older { 0 } else { blank };
+            let epoch = next.epoch;
             next.replacements[place] =
-                Some(Replacement { uuid: identity.uuid, epoch: next.epoch, whole_below: below, known });
+                Some(Replacement { uuid: identity.uuid, epoch, whole_below: below, known, shield_floor });
         } else {
             let epoch = next.epoch;
             let there = &mut next.members[place];
             (there.epoch, there.whole_below, there.known) = (epoch, below, known);
+            if older {
+                there.shield_floor = 0;
+            }
         }
         self.write_out(&mut current, next, set.mask(), None).await?;
         let incarnation = set.begin_join(place, identity);
@@ -182,8 +209,12 @@ impl Superblocks {
             set.end_join(place);
             return Err(WelcomeError::Write);
         }
+        // Both of its slots: what it had before is gone.
+        let number = current.shield_number;
+        *shield_floor_of(&mut current, place, self.candidate_uuid(place)) = number;
+        set.shields.refresh(&current);
         self.owned.borrow_mut().insert(place, (current.generation, below));
-        if missed > 0 || elsewhere {
+        if older {
             let older = Remark::RolledBack { publications: missed };
             let remark = if elsewhere { Remark::OtherHistory } else { older };
             let entry = if replacing { set.candidate(place) } else { place };
@@ -257,11 +288,40 @@ impl Superblocks {
         };
         let mut next = current.clone();
         let uuid = self.candidate_uuid(place);
+        let old = before.member;
+        if old.uuid != uuid {
+            let floor = if before.in_set { set.shields.floor() } else { old.shield_floor };
+            let epoch = if before.in_set { next.epoch } else { old.epoch };
+            if self.depart(&mut next, place, old.uuid, epoch, floor).is_err() {
+                tracing::warn!(place, "a member can't be replaced before a checkpoint names those that left before it");
+                let below = whole_below(&mut current, place, uuid);
+                *below = (*below).min(self.floor.now());
+                set.end_join(place);
+                return Ok(false);
+            }
+        }
         (next.members[place].uuid, next.members[place].suspect) = (uuid, false);
         next.replacements[place] = next.replacements[place].filter(|replacement| replacement.uuid != uuid);
         next.epoch += 1;
         self.write_out(&mut current, next, set.mask() | 1 << place, Some(before)).await?;
         Ok(set.contains(place) && set.is(place, incarnation))
+    }
+
+    /// Names a member that is none any more, so that nobody takes what it has for gone.
+    fn depart(&self, block: &mut Superblock, place: usize, uuid: Uuid, epoch: u64, floor: u64) -> Result<(), ()> {
+        if block.departed.len() >= DEPARTED_MAX {
+            return Err(());
+        }
+        let at_s = self.io.env.unix_seconds();
+        block.departed.push(Departed { uuid, place: place as u8, epoch, floor, at_s });
+        Ok(())
+    }
+
+    /// A member that left for good has no shield any more: nobody need be told of it.
+    pub async fn released(&self, uuid: Uuid) {
+        let mut current = self.current.lock().await;
+        current.departed.retain(|departed| departed.uuid != uuid);
+        self.set().shields.refresh(&current);
     }
 
     /// The superblock as it was last written.
@@ -283,18 +343,22 @@ impl Superblocks {
         // may be as old.
         let published = self.published.borrow().as_ref().map_or(u64::MAX, |unfinished| self.floor.of(unfinished));
         let floor = self.floor.now().min(published);
+        // Of those that leave from here on nothing more is known.
+        let shield_floor = set.shields.floor();
+        next.shield_floor = shield_floor;
         loop {
             if set.is_failed() || mask.count_ones() < u32::from(next.layout.data_shards) {
                 set.fail();
                 return Err(TooFewMembers);
             }
             next.generation += 1;
-            admit(&mut next, mask, floor, set.publication().generation);
+            admit(&mut next, mask, &Known { whole_below: floor, known: set.publication().generation, shield_floor });
             let others = newcomer.as_ref().map_or(mask, |before| mask & !(1 << before.place));
             let failed = self.write_all(&next, others).await;
             // A slot that has been written may be found again: the generation is spent.
             current.generation = next.generation;
             mask &= !failed;
+            set.shields.note_published(next.generation, next.shield_number);
             // After the others, and before the next try: it must never be behind by more than a crash explains.
             if let Some(before) = newcomer.take() {
                 let offset = Superblock::slot_offset(next.generation);
@@ -313,6 +377,7 @@ impl Superblocks {
             *self.published.borrow_mut() = Some(unfinished);
             set.set(mask, next.epoch);
             set.note_publication(next.publication());
+            set.shields.refresh(&next);
             *current = next;
             return Ok(());
         }
@@ -323,6 +388,7 @@ impl Superblocks {
         let place = before.place;
         next.epoch += 1;
         (next.members[place], next.replacements[place]) = (before.member, before.replacement);
+        next.departed.retain(|departed| departed.uuid != before.member.uuid);
         let below = whole_below(next, place, self.candidate_uuid(place));
         *below = (*below).min(self.floor.now());
         self.set().end_join(place);
@@ -368,11 +434,27 @@ fn known_of(block: &mut Superblock, place: usize, uuid: Uuid) -> (&mut u64, &mut
     }
 }
 
+/// The field by which a member, or the replacement for a place, is told to hold no shield with a lower number.
+fn shield_floor_of(block: &mut Superblock, place: usize, uuid: Uuid) -> &mut u64 {
+    match &mut block.replacements[place] {
+        Some(replacement) if replacement.uuid == uuid => &mut replacement.shield_floor,
+        _ => &mut block.members[place].shield_floor,
+    }
+}
+
+fn shield_of(block: &Superblock) -> Option<&Shield> {
+    block.checkpoint.as_ref().map(|pointer| &pointer.shield)
+}
+
+/// What is known of a member that leaves; see [`MemberEntry`].
+struct Known {
+    whole_below: u64,
+    known: u64,
+    shield_floor: u64,
+}
+
 /// Brings the member table in line with a set; a change starts a new epoch.
-///
-/// `floor` and `durable` are what is known of a member that leaves: below which sequence number it is whole, and the
-/// generation of the last superblock that it has.
-fn admit(block: &mut Superblock, mask: u32, floor: u64, durable: u64) {
+fn admit(block: &mut Superblock, mask: u32, leaving: &Known) {
     let wanted = |index: usize| mask & (1 << index) != 0;
     if block.members.iter().enumerate().any(|(index, member)| member.active != wanted(index)) {
         block.epoch += 1;
@@ -380,13 +462,14 @@ fn admit(block: &mut Superblock, mask: u32, floor: u64, durable: u64) {
     let epoch = block.epoch;
     for (index, member) in block.members.iter_mut().enumerate() {
         if member.active && !wanted(index) {
-            member.whole_below = if member.suspect { 0 } else { floor };
-            (member.suspect, member.known) = (false, durable);
+            member.whole_below = if member.suspect { 0 } else { leaving.whole_below };
+            (member.suspect, member.known) = (false, leaving.known);
+            member.shield_floor = leaving.shield_floor;
         }
         member.suspect &= member.active && wanted(index);
         member.active = wanted(index);
         if member.active {
-            (member.epoch, member.whole_below, member.known) = (epoch, 0, 0);
+            (member.epoch, member.whole_below, member.known, member.shield_floor) = (epoch, 0, 0, 0);
         }
     }
 }

@@ -13,17 +13,18 @@ use super::changes::ChangeError;
 use super::configuration;
 use super::live::{ChangeRefused, Live, OpenError, ReleaseError, ResizeError};
 use super::members::ComeError;
+use super::receipts;
 use super::views;
 use crate::config::check;
 use crate::config::schema::{Listener, Namespace, Subsystem};
 use crate::config::values::{BlockSize, ByteSize};
 use crate::manage::request::{
-    CloneRequest, HostRequest, KeyRotation, ListenerRequest, MemberReplacement, MemberReturn, NamespaceRemoval,
-    NamespaceRequest, ScrubRequest, SnapshotRequest, SubsystemRemoval, SubsystemRequest, VolumeRemoval, VolumeRequest,
-    VolumeResize,
+    CloneRequest, HostRequest, KeyRotation, ListenerRequest, MemberDestroyed, MemberReplacement, MemberReturn,
+    NamespaceRemoval, NamespaceRequest, ScrubRequest, SnapshotRequest, SubsystemRemoval, SubsystemRequest,
+    VolumeRemoval, VolumeRequest, VolumeResize,
 };
 use crate::manage::{CALL_LIMIT, Control, Refusal, RefusalKind, metrics, view};
-use crate::pool::{CheckpointError, CloneSpec, MemberError, VolumeError, VolumeSpec};
+use crate::pool::{CheckpointError, CloneSpec, MemberError, StatementError, VolumeError, VolumeSpec};
 
 /// See the module.
 pub(super) struct ServiceControl(pub(super) Arc<Live>);
@@ -44,6 +45,21 @@ impl Control for ServiceControl {
     fn keys(&self) -> Result<Vec<view::VolumeKey>, Refusal> {
         let pool = self.0.storage().ok_or_else(no_pool)?.pool();
         Ok(pool.keys().iter().map(views::key).collect())
+    }
+
+    fn receipts(&self) -> Result<Vec<view::Receipt>, Refusal> {
+        let pool = self.0.storage().ok_or_else(no_pool)?.pool();
+        Ok(pool.receipts().iter().map(receipts::receipt).collect())
+    }
+
+    fn member_destroyed(&self, request: MemberDestroyed) -> BoxFuture<'static, Result<Vec<view::Receipt>, Refusal>> {
+        let live = Arc::clone(&self.0);
+        async move {
+            let pool = live.storage().ok_or_else(no_pool)?.pool();
+            pool.member_destroyed(request.member).await.map_err(statement_refusal)?;
+            Ok(pool.receipts().iter().map(receipts::receipt).collect())
+        }
+        .boxed()
     }
 
     fn rotate_key(&self, request: KeyRotation) -> BoxFuture<'static, Result<view::VolumeKey, Refusal>> {
@@ -91,14 +107,14 @@ impl Control for ServiceControl {
         .boxed()
     }
 
-    fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<(), Refusal>> {
+    fn delete_volume(&self, request: VolumeRemoval) -> BoxFuture<'static, Result<view::Receipt, Refusal>> {
         let live = Arc::clone(&self.0);
         async move {
             let pool = live.storage().ok_or_else(no_pool)?.pool();
             let released = live.release_volume(&request.name).await.map_err(release_refusal)?;
             let deleted = pool.delete_volume(request.name.as_str()).await;
             live.volume_left(&request.name, released, deleted.is_ok()).await;
-            deleted.map_err(volume_refusal)
+            Ok(receipts::receipt(&deleted.map_err(volume_refusal)?))
         }
         .boxed()
     }
@@ -312,11 +328,23 @@ fn volume_refusal(error: VolumeError) -> Refusal {
     Refusal::new(kind, error)
 }
 
+fn statement_refusal(error: StatementError) -> Refusal {
+    let kind = match error {
+        StatementError::InUse(_) => RefusalKind::Conflict,
+        StatementError::NotAwaited(_) => RefusalKind::NotFound,
+        StatementError::Checkpoint(CheckpointError::NoSpace | CheckpointError::MemberFull) => RefusalKind::NoSpace,
+        StatementError::Checkpoint(_) | StatementError::Closed => RefusalKind::Unavailable,
+    };
+    Refusal::new(kind, error)
+}
+
 fn come_refusal(error: ComeError) -> Refusal {
     use MemberError as E;
     let kind = match &error {
         ComeError::Member(E::NoSuchMember { .. }) => RefusalKind::NotFound,
-        ComeError::Member(E::Active { .. } | E::UnderWay { .. } | E::Other { .. }) => RefusalKind::Conflict,
+        ComeError::Member(E::Active { .. } | E::UnderWay { .. } | E::Other { .. } | E::TooManyDeparted { .. }) => {
+            RefusalKind::Conflict
+        }
         ComeError::Member(E::Closed) | ComeError::NoPlace(_) => RefusalKind::Unavailable,
         ComeError::Bug => RefusalKind::Internal,
         ComeError::File(_) | ComeError::Member(_) => RefusalKind::Invalid,

@@ -15,6 +15,7 @@ mod log;
 mod making;
 mod members;
 mod prepare;
+mod receipts;
 mod signals;
 mod start;
 mod storage;

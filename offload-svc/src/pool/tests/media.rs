@@ -6,20 +6,25 @@ use nvmf_target::backend::Outcome;
 use uuid::Uuid;
 
 use super::super::checkpoint::{Part, Root, SectionWriter};
+use super::super::codec::{Reader, Writer};
 use super::super::layers::Tree;
 use super::super::map::{Extent, RecordLocation, Run, What};
 use super::super::message::MergedShard;
 use super::super::options::SUPERBLOCK_AREA_BYTES;
 use super::super::page::{Body, Page, PageId, PagePointer, Shape};
 use super::super::probe::{ChooseError, Found};
+use super::super::receipts::{Entry, Receipt};
 use super::super::segments::{SegmentUse, Window};
+use super::super::shields::Departed;
 use super::super::stripe::{History, Sequence, ShardHeader, StripeLocation};
 use super::super::superblock::{SLOT_BYTES, Superblock};
 use super::super::*;
 use super::harness::{LAYOUT, Rig, kek, spec};
 use super::model::run_of;
 use super::sim::{Disks, World};
+use crate::stages::cipher::Cipher;
 use crate::stages::crc::crc32c;
+use crate::stages::keys::{KeyEpoch, LineageId, Shield};
 
 const MIB: u64 = 1 << 20;
 
@@ -67,8 +72,8 @@ fn edit_superblocks(disks: &Disks, members: std::ops::Range<usize>, edit: impl F
 #[test]
 fn h94_edited_superblocks_are_refused_with_the_field_named() {
     // (first byte, bytes, part of the message)
-    let edits: [(usize, &[u8], &str); 13] = [
-        (8, &[3, 0], "format version 3.0"),
+    let edits: [(usize, &[u8], &str); 15] = [
+        (8, &[4, 0], "format version 4.0"),
         (48, &[200], "index"),
         (49, &[0], "k = 0"),
         (49, &[255], "k+m"),
@@ -81,6 +86,8 @@ fn h94_edited_superblocks_are_refused_with_the_field_named() {
         (80, &[0; 8], "epoch"),
         (88, &[255; 8], "generation"),
         (120, &[255; 4], "checkpoint"),
+        (3648, &[255; 8], "shield_number"),
+        (3656, &[255; 8], "shield_number"),
     ];
     for (at, bytes, expected) in edits {
         let rig = volume_rig();
@@ -304,9 +311,15 @@ fn golden_superblock() {
         whole_below: if i == 3 { 0x1234 } else { 0 },
         suspect: i == 4,
         known: if i == 3 { 0x35 } else { 0 },
+        shield_floor: if i == 3 { 0x41 } else { 0 },
     });
-    let replacement =
-        super::super::superblock::Replacement { uuid: Uuid::from_u128(0x2003), epoch: 5, whole_below: 7, known: 0x36 };
+    let replacement = super::super::superblock::Replacement {
+        uuid: Uuid::from_u128(0x2003),
+        epoch: 5,
+        whole_below: 7,
+        known: 0x36,
+        shield_floor: 0x42,
+    };
     let block = Superblock {
         clean: true,
         formatting: false,
@@ -320,7 +333,13 @@ fn golden_superblock() {
         generation: 77,
         mounts: 3,
         mount_id: 99,
-        checkpoint: None,
+        checkpoint: Some(super::super::superblock::CheckpointPointer {
+            root: StripeLocation { segment: 9, start_block: 4, shard_blocks: 1, data_shards: 1, rotation: 3 },
+            sequence: Sequence { number: 41, nonce: 42 },
+            payload_bytes: 43,
+            payload_crc: 44,
+            shield: Shield::new([0x5E; 32]),
+        }),
         members: members.collect(),
         replacements: (0..6).map(|i| (i == 3).then_some(replacement)).collect(),
         scrub: super::super::superblock::ScrubRecord {
@@ -334,10 +353,13 @@ fn golden_superblock() {
             ended_s: 27,
         },
         given_up: super::super::superblock::GivenUp { times: 31, last_s: 32, stripes: 33, segments: 34 },
+        shield_number: 0x45,
+        shield_floor: 0x44,
+        departed: vec![Departed { uuid: Uuid::from_u128(0x3001), place: 2, epoch: 3, floor: 0x40, at_s: 51 }],
     };
     let bytes = block.to_bytes();
     assert_eq!(Superblock::parse(&bytes), Ok(block));
-    assert_eq!(bytes[..16], *b"SLUICEPL\x02\x00\x00\x00\x01\x00\x00\x00");
+    assert_eq!(bytes[..16], *b"SLUICEPL\x03\x00\x00\x00\x01\x00\x00\x00");
     assert_eq!(format!("{:08x}", crc32c(&bytes[..SLOT_BYTES - 4])), GOLDEN_SUPERBLOCK);
 }
 
@@ -357,7 +379,7 @@ fn a_superblock_of_an_older_minor_version_is_read() {
     assert_intact(&rig, "format 1.0");
 }
 
-const GOLDEN_SUPERBLOCK: &str = "59861203";
+const GOLDEN_SUPERBLOCK: &str = "bf60321b";
 
 /// DESIGN 3.7: the format of a shard's header and of a checkpoint's sections, pinned.
 #[test]
@@ -393,6 +415,7 @@ fn golden_stripe_and_checkpoint() {
     sections.tree(&MergedShard { volume: 1, shard: 15, watermark: 1 << 36, tree });
     sections.window(&window);
     sections.stream(2, 11);
+    sections.receipts(&golden_receipts());
     sections.counters(2, 99);
     sections.end();
     assert_eq!(format!("{:08x}", crc32c(&sections.0)), GOLDEN_SECTIONS);
@@ -400,6 +423,42 @@ fn golden_stripe_and_checkpoint() {
     assert_eq!(Root::decode(&root.encode()), Ok(root.clone()));
     assert_eq!(format!("{:08x}", crc32c(&root.encode())), GOLDEN_ROOT);
     golden_pages(extent, pointer);
+}
+
+/// One of each kind that a checkpoint keeps of deletions.
+fn golden_receipts() -> Vec<Entry> {
+    let receipt = Receipt {
+        volume: "gone".into(),
+        uuid: Uuid::from_u128(0x4001),
+        lineage: LineageId(0x4002),
+        cipher: Cipher::Aes256Gcm,
+        newest: KeyEpoch(1),
+        check_values: vec![(KeyEpoch(0), [1; 16]), (KeyEpoch(1), [2; 16])],
+        deleted_s: 61,
+        destroyed_s: Some(62),
+        born: Some(3),
+        last_shield: Some(0),
+    };
+    let departed = Departed { uuid: Uuid::from_u128(0x3001), place: 2, epoch: 3, floor: 0x40, at_s: 51 };
+    let entries = vec![
+        Entry::Receipt(Receipt { destroyed_s: None, born: None, last_shield: None, ..receipt.clone() }),
+        Entry::Receipt(receipt),
+        Entry::Birth(LineageId(0x4003), 7),
+        Entry::Departed(departed),
+        Entry::Statement(Uuid::from_u128(0x3001), 63),
+    ];
+    for entry in &entries {
+        let mut out = Writer::default();
+        entry.write(&mut out);
+        assert_eq!(Entry::read(&mut Reader::new(&out.0)), Ok(entry.clone()));
+        for at in 0..out.0.len() {
+            let mut bad = out.0.clone();
+            bad[at] ^= 0x81;
+            let _ = Entry::read(&mut Reader::new(&bad));
+            assert!(Entry::read(&mut Reader::new(&out.0[..at])).is_err());
+        }
+    }
+    entries
 }
 
 /// The pages of maps, with all that they can hold; a damaged one is an error and no panic.
@@ -433,5 +492,5 @@ const GOLDEN_LEAF: &str = "60c25021";
 const GOLDEN_NODE: &str = "dc1c4e47";
 
 const GOLDEN_SHARD: &str = "3a4ae926";
-const GOLDEN_SECTIONS: &str = "076544e1";
-const GOLDEN_ROOT: &str = "2110f5e3";
+const GOLDEN_SECTIONS: &str = "52dfa4a6";
+const GOLDEN_ROOT: &str = "4141d1dc";

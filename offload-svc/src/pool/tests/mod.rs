@@ -12,6 +12,7 @@ mod map;
 mod media;
 mod model;
 mod rebuild;
+mod receipts;
 mod replay;
 mod requests;
 mod rolled_back;

@@ -15,7 +15,7 @@ use super::sim::{Disks, Mode, World};
 const MIB: u64 = 1 << 20;
 
 /// Waits until every member is in the set; ten minutes of virtual time are plenty.
-async fn whole(live: &Live) {
+pub async fn whole(live: &Live) {
     for _ in 0..6000 {
         if live.pool.status().health == Health::Healthy {
             return;
@@ -25,7 +25,7 @@ async fn whole(live: &Live) {
     panic!("not whole again: {:?}", live.pool.status());
 }
 
-async fn until_out(live: &Live, member: usize) {
+pub async fn until_out(live: &Live, member: usize) {
     for _ in 0..600 {
         if live.pool.status().members[member].state == MemberState::Out {
             return;
@@ -301,7 +301,8 @@ fn random_load_with_members_going_and_coming_keeps_every_answered_write() {
     }
 }
 
-fn blank(rig: &mut Rig) -> NewMember {
+/// A blank device, for one more slot.
+pub fn blank(rig: &mut Rig) -> NewMember {
     let size_bytes = rig.inputs[0].size_bytes.expect("it is there");
     let slot = rig.inputs.len() as u8;
     let disks = rig.disks.copy();

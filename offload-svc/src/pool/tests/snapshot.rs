@@ -394,7 +394,7 @@ impl Life {
                 let snapshots = rng.random_bool(0.7);
                 if let (Some(name), true) = (self.pick(rng, snapshots), self.content.len() > 3) {
                     let deleted = self.live.pool.delete_volume(&name).await;
-                    if self.forget_or(deleted) {
+                    if self.forget_or(deleted.map(drop)) {
                         self.content.remove(&name);
                     }
                 }

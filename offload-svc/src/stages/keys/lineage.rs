@@ -3,6 +3,8 @@
 //! Owns wrapping and unwrapping. Must not know which volumes belong to a lineage. Invariant: a wrapped key opens only as
 //! the lineage and epoch that it was made for, under the key-encryption key that it names.
 
+use hkdf::Hkdf;
+use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use super::{KekId, KeyEncryptionKey, KeyEpoch, LineageId, NoRandomness, random_bytes};
@@ -10,6 +12,9 @@ use crate::stages::cipher::Cipher;
 use crate::stages::cipher::gcm::{self, GcmKey};
 
 const SECRET_BYTES: usize = 32;
+/// Bytes of a key check value.
+pub const CHECK_VALUE_BYTES: usize = 16;
+const CHECK_INFO: &[u8] = b"sluice key check value 1";
 
 /// The data key of one lineage and epoch. Records are never sealed under it, only under its subkeys.
 ///
@@ -58,10 +63,10 @@ pub const WRAPPED_KEY_BYTES: usize = 96;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WrappedKey([u8; WRAPPED_KEY_BYTES]);
 
-const MAGIC: [u8; 4] = *b"SLK1";
+pub(super) const MAGIC: [u8; 4] = *b"SLK1";
 const CIPHER_AT: usize = 32;
 const NONCE_AT: usize = 36;
-const SECRET_AT: usize = 48;
+pub(super) const SECRET_AT: usize = 48;
 const TAG_AT: usize = 80;
 
 impl LineageKey {
@@ -91,6 +96,15 @@ impl LineageKey {
     /// The only cipher that its subkeys are for.
     pub fn cipher(&self) -> Cipher {
         self.cipher
+    }
+
+    /// By which the key can be recognised without being known: HKDF-SHA256 of it over `CHECK_INFO`. Whoever holds a key can
+    /// compare it with the value on a receipt; from the value nothing leads to the key.
+    pub fn check_value(&self) -> [u8; CHECK_VALUE_BYTES] {
+        let mut value = [0; CHECK_VALUE_BYTES];
+        let expanded = Hkdf::<Sha256>::new(None, self.secret.as_slice()).expand(CHECK_INFO, &mut value);
+        expanded.expect("16 bytes are within what HKDF-SHA256 gives");
+        value
     }
 
     pub(super) fn secret(&self) -> &[u8; SECRET_BYTES] {

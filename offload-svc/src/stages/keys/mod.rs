@@ -8,13 +8,15 @@ mod kek;
 mod lineage;
 mod protect;
 mod ring;
+mod shield;
 mod subkey;
 
 pub use kek::{KEK_BYTES, KekError, KekId, KekSource, KeyEncryptionKey};
-pub use lineage::{LineageKey, UnwrapError, WRAPPED_KEY_BYTES, WrappedKey};
+pub use lineage::{CHECK_VALUE_BYTES, LineageKey, UnwrapError, WRAPPED_KEY_BYTES, WrappedKey};
 pub use protect::{ProtectError, protect_process};
 pub(super) use ring::OpeningKeys;
 pub use ring::{Keyring, NoSubkey};
+pub use shield::{SHIELD_BYTES, Shield};
 pub(super) use subkey::Subkey;
 pub use subkey::{NoncesSpent, SealingKey};
 
