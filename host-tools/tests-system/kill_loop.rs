@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::devices::{Devices, Kind};
 use crate::network::Network;
+use crate::process::tail;
 use crate::report::Report;
 use crate::service::{Service, Setup, find};
 
@@ -148,7 +149,8 @@ impl Bench {
         // From the middle of what has begun to well after its end.
         self.pause(20, 1800);
         for load in &mut loads {
-            ensure!(load.is_running()?, "a host ended before its target was killed; see load.log");
+            let said = || std::fs::read_to_string(self.folder.join("load.log")).unwrap_or_default();
+            ensure!(load.is_running()?, "a host ended before its target was killed: {}", tail(&said(), 4));
         }
         self.service.kill_9()?;
         for load in &mut loads {

@@ -3,8 +3,8 @@
 //!
 //! Each of them is mounted by the service on this machine, and must hold what had been acknowledged when the cut came; once seen, a
 //! value stays, also when members that were away at the first mount come back. `SLUICE_POWER_CUTS` is the number of cuts,
-//! `SLUICE_POWER_LOAD_S` the length of each load, `SLUICE_POWER_SEED` another choice of them, `SLUICE_POWER_LOG` the folder of an earlier run (kept by `SLUICE_TEST_KEEP=1`) to cut
-//! its log again, `SLUICE_POWER_ONLY` one cut's number.
+//! `SLUICE_POWER_LOAD_S` the length of each load, `SLUICE_POWER_SEED` another choice of cuts. `SLUICE_POWER_LOG` is the folder of an
+//! earlier run (kept by `SLUICE_TEST_KEEP=1`), to cut its log again; `SLUICE_POWER_ONLY` one cut's number.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ const CUTS: u64 = 32;
 /// Seconds of each of the three loads, of which the last one is repeated until something was cleaned.
 const LOAD_SECONDS: u64 = 10;
 
-/// The two namespaces: id, and what a command moves there at most.
+/// The ids of the two namespaces.
 const NAMESPACES: [&str; 2] = ["1", "2"];
 
 fn setup(members: Vec<String>) -> Setup {
