@@ -285,7 +285,7 @@ pub enum Reason {
     },
     /// Fewer segments in the window than the reactors need.
     #[error(
-        "{given} are too few for {reactors} reactors, each of which keeps two open: give {least} or more here, or set fewer \
+        "{given} are too few for {reactors} reactors, each of which keeps three open: give {least} or more here, or set fewer \
          reactors with reactors.count or reactors.cpus"
     )]
     ReplaySegments {

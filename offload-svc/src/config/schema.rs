@@ -237,7 +237,7 @@ impl Default for Pool {
             scrub_interval_s: 0,
             foreground_p99_ms: 20,
             checkpoint_interval_ms: 30_000,
-            max_replay_segments: 64,
+            max_replay_segments: 96,
             map_memory: ByteSize::gib(1),
             anchor: None,
             key_file: PathBuf::from("/etc/sluice/pool.key"),

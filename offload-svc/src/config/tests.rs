@@ -76,7 +76,7 @@ fn every_error_names_line_key_value_reason_and_what_to_do() {
         ("[limits]\nin_capsule = 1048577\n", "t.toml:2: limits.in_capsule: 1048577: out of range: 0B to 1MiB"),
         (
             "[reactors]\ncount = 4\n[pool]\nk = 1\nm = 1\nmembers = [\"mem:128MiB\", \"mem:128MiB\"]\nmax_replay_segments = 9\n",
-            "t.toml:7: pool.max_replay_segments: 9: 9 are too few for 4 reactors, each of which keeps two open: give 14 or \
+            "t.toml:7: pool.max_replay_segments: 9: 9 are too few for 4 reactors, each of which keeps three open: give 18 or \
              more here, or set fewer reactors with reactors.count or reactors.cpus",
         ),
         (

@@ -5,7 +5,9 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::manage::view::{Anchor, Listener, Pool, Rebuild, Scrub, Space, Status, Subsystem, Volume, VolumeKey};
+use crate::manage::view::{
+    Anchor, Listener, Pool, Rebuild, Scrub, Space, Status, Subsystem, Volume, VolumeKey, WriteTraffic,
+};
 
 pub(super) fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     let mut table = Table::new();
@@ -156,9 +158,10 @@ pub(super) fn pool(pool: &Pool) -> String {
     }
     let rebuild = pool.rebuild.as_ref().map(rebuild).unwrap_or_default();
     format!(
-        "{head}{}{members}\n{remarks}{rebuild}{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",
+        "{head}{}{members}\n{remarks}{rebuild}{}\n{}\nbytes at rest per user byte: {} as records, {} with the parity of full stripes",
         unopened.collect::<String>(),
         space(&pool.space),
+        written(&pool.written),
         ratio(pool.stored_bytes_per_user_byte),
         ratio(pool.rest_bytes_per_user_byte),
     )
@@ -214,6 +217,32 @@ fn rebuild(rebuild: &Rebuild) -> String {
         size(rebuild.written_bytes),
         duration(rebuild.elapsed_ms),
     )
+}
+
+fn written(written: &WriteTraffic) -> Table {
+    let mut rows = table(["written since the start", "bytes", ""], &[1, 2]);
+    for (name, bytes) in [
+        ("by hosts", written.user_bytes),
+        ("  as records", written.fresh_bytes),
+        ("records again, by cleaning and key rotation", written.moved_bytes),
+        ("pages of maps", written.page_bytes),
+        ("checkpoints", written.checkpoint_bytes),
+        ("headers and gaps", written.padding_bytes),
+        ("parity", written.parity_bytes),
+    ] {
+        rows.add_row([name.to_owned(), bytes.to_string(), size(bytes)]);
+    }
+    rows.add_row([
+        "to members per byte by hosts".to_owned(),
+        ratio(written.amplification),
+        "write amplification".to_owned(),
+    ]);
+    rows.add_row([
+        "without parity, per byte of records".to_owned(),
+        ratio(written.log_amplification),
+        "of the log".to_owned(),
+    ]);
+    rows
 }
 
 fn space(space: &Space) -> Table {

@@ -206,6 +206,27 @@ pub const METRICS: &[Metric] = &[
     metric!("sluice_pool_segments_cleaned", Counter, "Segments cleaned", |s| {
         of_pool(s, |p| p.counters.segments_cleaned)
     }),
+    metric!("sluice_pool_written_user_bytes", Counter, "Bytes that hosts have written, before compression", |s| {
+        of_pool(s, |p| p.written.user_bytes)
+    }),
+    metric!("sluice_pool_written_fresh_bytes", Counter, "Records of these, as they were stored", |s| {
+        of_pool(s, |p| p.written.fresh_bytes)
+    }),
+    metric!("sluice_pool_written_moved_bytes", Counter, "Records that cleaning and key rotation wrote again", |s| {
+        of_pool(s, |p| p.written.moved_bytes)
+    }),
+    metric!("sluice_pool_written_page_bytes", Counter, "Pages of maps written", |s| {
+        of_pool(s, |p| p.written.page_bytes)
+    }),
+    metric!("sluice_pool_written_checkpoint_bytes", Counter, "Checkpoints written", |s| {
+        of_pool(s, |p| p.written.checkpoint_bytes)
+    }),
+    metric!("sluice_pool_written_padding_bytes", Counter, "Headers of shards, and room left in stripes", |s| {
+        of_pool(s, |p| p.written.padding_bytes)
+    }),
+    metric!("sluice_pool_written_parity_bytes", Counter, "Parity written of all these but the user's", |s| {
+        of_pool(s, |p| p.written.parity_bytes)
+    }),
     metric!("sluice_rebuild_running", Gauge, "1 while a member is filled", |s| {
         of_rebuild(s, |r| u64::from(r.state == "running"))
     }),

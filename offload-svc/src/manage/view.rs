@@ -149,6 +149,8 @@ pub struct Pool {
     pub replay_segments_max: u64,
     /// Counters.
     pub counters: PoolCounters,
+    /// What has been written since the mount, and for what.
+    pub written: WriteTraffic,
 }
 
 /// A member that is filled: one that comes back, or one that replaces another.
@@ -343,6 +345,30 @@ pub struct PoolCounters {
     pub map_extents: u64,
     /// Pages of maps that were not in the cache and read from members.
     pub map_pages_read: u64,
+}
+
+/// Bytes that became durable since the mount, by what they were for; all but the first add up to what the members were given.
+/// Repairs, rebuilds and superblocks are not in it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct WriteTraffic {
+    /// What hosts have written, before compression.
+    pub user_bytes: u64,
+    /// Records of that, as they were stored.
+    pub fresh_bytes: u64,
+    /// Records that cleaning and key rotation have written again.
+    pub moved_bytes: u64,
+    /// Pages of maps.
+    pub page_bytes: u64,
+    /// Checkpoints.
+    pub checkpoint_bytes: u64,
+    /// Headers of shards, and room that records have left in stripes.
+    pub padding_bytes: u64,
+    /// Parity of all that.
+    pub parity_bytes: u64,
+    /// Bytes that the members were given for each byte that hosts wrote; none before the first.
+    pub amplification: Option<f64>,
+    /// Bytes of the log, parity apart, for each byte of fresh records: what the log costs, whatever compression saves.
+    pub log_amplification: Option<f64>,
 }
 
 /// `GET /v1/volumes`

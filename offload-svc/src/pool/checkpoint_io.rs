@@ -15,7 +15,7 @@ use crate::stages::crc::crc32c;
 use crate::stages::keys::{SHIELD_BYTES, Shield};
 
 /// Stream number of checkpoints in stripe headers.
-const STREAM: u32 = u32::MAX;
+pub const STREAM: u32 = u32::MAX;
 
 /// Why a checkpoint was not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -273,7 +273,7 @@ impl Coordinator {
         let mut sections = SectionWriter::default();
         for merged in merged {
             merged.shards.iter().for_each(|shard| sections.tree(shard));
-            sections.stream(merged.stream, merged.settled);
+            merged.streams.iter().for_each(|(stream, settled)| sections.stream(*stream, *settled));
         }
         shared.all_volumes().iter().for_each(|volume| sections.usage(volume));
         sections.receipts(&shared.receipts.entries(departed));
@@ -566,9 +566,10 @@ impl Core {
         let newest = shared.segments.next_number();
         let old = newest.saturating_sub(shared.options.max_replay_segments.into());
         self.stream.retire(self, old);
+        self.moves.retire(self, old);
         self.maps.writer.retire(&self.records, old);
         // All at one moment: what is settled, what is frozen, and up to which generation.
-        let settled = self.stream.settled();
+        let streams = [&self.stream, &self.moves].map(|stream| (stream.stream_number(self.index), stream.settled()));
         // A volume that is not there any more is being deleted: the checkpoint does without it.
         let volumes = shared.all_volumes();
         let is_there = |shard: &Rc<Shard>| volumes.iter().any(|volume| Arc::ptr_eq(volume, &shard.volume));
@@ -592,7 +593,7 @@ impl Core {
                 watermark: *watermark,
                 tree: shard.map.tree(),
             };
-            Merged { stream: self.index as u32, settled, shards: frozen.iter().map(merged).collect() }
+            Merged { streams, shards: frozen.iter().map(merged).collect() }
         });
         // The checkpoint may have been given up.
         let _ = request.done.send(merged);

@@ -20,7 +20,7 @@ use super::map::{Run, lay_over};
 use super::message::{Inner, Message};
 use super::records::RecordIo;
 use super::shared::{Books, Shared, Volume};
-use super::stream::Stream;
+use super::stream::{Lane, Stream};
 use super::stripe_io::SharedStripeIo;
 use super::tree::{MapIo, ShardRef};
 use crate::stages::keys::LineageId;
@@ -72,12 +72,18 @@ pub struct Core {
     pub index: usize,
     pub shared: Arc<Shared>,
     pub stripes: SharedStripeIo,
+    /// What hosts write.
     pub stream: Stream,
+    /// What the cleaner and key rotation write again.
+    pub moves: Stream,
     pub records: Rc<RecordIo>,
     pub maps: MapIo,
     shards: RefCell<HashMap<(u32, u16), Rc<Shard>>>,
     generations: RefCell<HashMap<(LineageId, u16), Counter>>,
     started: Instant,
+    /// Moved records go among the fresh ones, to see what parting them is worth.
+    #[cfg(test)]
+    pub one_stream: Cell<bool>,
 }
 
 impl Core {
@@ -92,11 +98,32 @@ impl Core {
         let records = Rc::new(records);
         let cache_bytes = shared.options.map_cache_bytes() / shared.reactors as u64;
         let maps = MapIo::new(Rc::clone(&records), cache_bytes, Arc::clone(&shared.pages_read));
-        let (started, stream) = (stripes.io.env.now(), Stream::default());
-        let (held, generations) = (RefCell::default(), RefCell::default());
-        let core = Self { index, shared, stripes, stream, records, maps, shards: held, generations, started };
+        let (started, stream, moves) = (stripes.io.env.now(), Stream::new(Lane::Fresh), Stream::new(Lane::Moved));
+        let core = Self {
+            index,
+            shared,
+            stripes,
+            stream,
+            moves,
+            records,
+            maps,
+            shards: RefCell::default(),
+            generations: RefCell::default(),
+            started,
+            #[cfg(test)]
+            one_stream: Cell::default(),
+        };
         shards.into_iter().for_each(|(volume, number, tree)| drop(core.enter_shard(&volume, number, tree)));
         core
+    }
+
+    pub fn stream_of(&self, lane: Lane) -> &Stream {
+        #[cfg(test)]
+        let lane = if self.one_stream.get() { Lane::Fresh } else { lane };
+        match lane {
+            Lane::Fresh => &self.stream,
+            Lane::Moved => &self.moves,
+        }
     }
 
     pub fn env(&self) -> &Rc<dyn Env> {
@@ -204,6 +231,7 @@ impl Core {
             }),
             Inner::Drain(done) => Box::pin(async move {
                 task_core.stream.drained().await;
+                task_core.moves.drained().await;
                 let _ = done.send(());
             }),
         });

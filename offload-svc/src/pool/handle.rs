@@ -252,6 +252,7 @@ impl Pool {
             max_replay_segments: shared.options.max_replay_segments.into(),
             checkpoints: shared.checkpoints.load(Ordering::Relaxed),
             cleaned_segments: shared.cleaned.load(Ordering::Relaxed),
+            traffic: shared.set.traffic.value(),
             map_extents: shared.extent_count(),
             map_pages_read: shared.pages_read.load(Ordering::Relaxed),
             rebuild: shared.rebuild.status(),

@@ -27,6 +27,7 @@ use super::options::Layout;
 use super::shields::Shields;
 use super::status::{MemberState, Remark};
 use super::superblock::Publication;
+use super::traffic::Traffic;
 
 /// Who stands at a place.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -174,6 +175,8 @@ pub struct MemberSet {
     pub writes: Grace,
     /// Which members may still hold which shields.
     pub shields: Shields,
+    /// What they were.
+    pub traffic: Traffic,
     /// Woken when a member has left the set, or something may have come back.
     pub changed: Notify,
 }
@@ -212,6 +215,7 @@ impl MemberSet {
             incarnations,
             writes: Grace::default(),
             shields: Shields::default(),
+            traffic: Traffic::default(),
             changed: Notify::new(),
         }
     }

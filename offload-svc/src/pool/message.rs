@@ -173,9 +173,8 @@ pub(super) struct MergeRequest {
 
 /// A reactor's trees as a checkpoint records them.
 pub(super) struct Merged {
-    pub stream: u32,
-    /// What is in the first so many stripes of its stream is in the trees.
-    pub settled: u64,
+    /// Its streams: what is in the first so many stripes of each is in the trees.
+    pub streams: [(u32, u64); 2],
     pub shards: Vec<MergedShard>,
 }
 
@@ -196,6 +195,8 @@ pub(super) struct MoveRecord {
     pub location: RecordLocation,
     pub header: crate::stages::record::Header,
     pub bytes: Vec<u8>,
+    /// Since when it may have been as it is, by the log's clock.
+    pub written_at: u64,
 }
 
 /// Records to move if they are alive; answered once the move is durable.

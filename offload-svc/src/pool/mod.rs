@@ -74,6 +74,7 @@ mod stripe;
 mod stripe_io;
 mod superblock;
 mod superblocks;
+mod traffic;
 mod tree;
 mod volume;
 mod write;
@@ -92,6 +93,6 @@ pub use reactor::{PoolReactor, ReactorSeed};
 pub use receipts::{CopyReason, KeyCopy, KeyFate, ReceiptStatus, Stated, StatementError};
 pub use status::{
     Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, Remark,
-    ScrubFinding, ScrubStatus, Space, VolumeStatus,
+    ScrubFinding, ScrubStatus, Space, VolumeStatus, WriteTraffic,
 };
 pub use superblock::Publication;

@@ -151,7 +151,7 @@ impl Default for MountOptions {
     fn default() -> Self {
         Self {
             member_timeout: Duration::from_secs(2),
-            max_replay_segments: 64,
+            max_replay_segments: 96,
             checkpoint_interval: Duration::from_secs(30),
             commits_in_flight: 4,
             map_bytes_max: 1 << 30,
@@ -193,17 +193,17 @@ impl MountOptions {
             return Err(OptionError {
                 field: "max_replay_segments",
                 value,
-                rule: "at least three for each reactor and 2",
+                rule: "at least four for each reactor and 2",
             });
         }
         Ok(())
     }
 }
 
-/// The least `max_replay_segments` for so many reactors. Each keeps two segments open, one for records and one for pages,
-/// which stay in the window; with fewer than three times as many nothing could be handed out beside those.
+/// The least `max_replay_segments` for so many reactors. Each keeps three segments open, for fresh records, for moved ones and for
+/// pages, which stay in the window; with fewer than four times as many nothing could be handed out beside those.
 pub const fn replay_segments_min(reactors: usize) -> u64 {
-    3 * reactors as u64 + 2
+    4 * reactors as u64 + 2
 }
 
 /// What a pool needs in memory, for the plan that `--check` prints.

@@ -32,7 +32,7 @@ use super::scrub::{Scrub, Scrubbing};
 use super::segments::Unfinished;
 use super::shared::{Shared, Volume};
 use super::space::Admission;
-use super::stream::Stream;
+use super::stream::{Lane, Stream};
 use super::superblock::Superblock;
 use super::superblocks::{Floor, SUPERBLOCKS_UNDER_WAY, Superblocks};
 use crate::stages::engines;
@@ -164,7 +164,9 @@ impl PoolReactor {
         let stripes = Rc::new(stripe_io(Rc::clone(&env), &shared.set, &shared.options, excluder.clone())?);
         let core = Rc::new(Core::new(index, Arc::clone(&shared), stripes, shards));
         env.spawn(Box::pin(Core::serve(Rc::clone(&core), inbox)));
-        env.spawn(Box::pin(Stream::run(Rc::clone(&core))));
+        for lane in [Lane::Fresh, Lane::Moved] {
+            env.spawn(Box::pin(Stream::run(Rc::clone(&core), lane)));
+        }
         if let Some(seed) = coordinator {
             let io = MemberIo::new(Rc::clone(&env), Arc::clone(&shared.set), excluder, SUPERBLOCKS_UNDER_WAY);
             let (floor, mut scrub) = (Arc::clone(&shared), seed.state.scrub);

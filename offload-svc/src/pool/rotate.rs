@@ -22,7 +22,7 @@ use super::map::Run;
 use super::message::{Inner, Message};
 use super::shared::{InFlight, Volume};
 use super::status::KeyStatus;
-use super::stream::yield_now;
+use super::stream::{Lane, yield_now};
 use super::write::{all_written, bound_of};
 use crate::stages::keys::{KeyEpoch, LineageId, LineageKey};
 
@@ -126,6 +126,7 @@ impl Core {
     pub async fn rekey(&self, volume: &Arc<Volume>, pages: bool) {
         // Whatever was sealed under the older key before is in the maps then.
         self.stream.settled_so_far().await;
+        self.moves.settled_so_far().await;
         for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, volume)) {
             if pages {
                 let current = volume.keys.current().0;
@@ -194,8 +195,10 @@ impl Core {
         for part in outdated {
             // A block that is lost stays where it is, and so does its key, until it is written or deallocated.
             let Ok(plain) = self.read_to_memory(shard, part.clone()).await else { continue };
-            self.stream.room_for(self, bound_of(shard, &part)).await;
-            match self.log_data(shard, part, &plain) {
+            self.moves.room_for(self, bound_of(shard, &part)).await;
+            // How old it is nobody knows.
+            self.moves.note_age(self.shared.segments.next_number());
+            match self.log_data(Lane::Moved, shard, part, &plain) {
                 Ok(written) => pending.push(written),
                 Err(outcome) => return outcome,
             }

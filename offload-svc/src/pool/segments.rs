@@ -105,6 +105,22 @@ struct Counters {
     /// What layers lead to. What they hide of the trees counts there until they are merged.
     in_layers: AtomicI64,
     readers: AtomicU32,
+    /// When the youngest of what it holds was written: the log's clock is the number of uses given out. Not kept over a mount,
+    /// which takes it for as old as its use.
+    written_at: AtomicU64,
+    /// It was taken for pages. Nor is this kept over a mount.
+    pages: AtomicBool,
+}
+
+/// A segment that could be cleaned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    pub used: SegmentUse,
+    pub live: u64,
+    /// When the youngest of what it holds was written, by the log's clock.
+    pub written_at: u64,
+    /// It holds pages of maps.
+    pub pages: bool,
 }
 
 /// All segments of a pool.
@@ -112,6 +128,10 @@ pub struct Segments {
     inner: Mutex<Inner>,
     counters: Vec<Counters>,
     live_total: AtomicI64,
+    /// Of these, what trees lead to.
+    trees_total: AtomicI64,
+    /// What they led to when the last checkpoint had merged the layers.
+    merged_live: AtomicI64,
     listed_left: AtomicU64,
     free_left: AtomicU64,
     /// As the two above, of backed ones.
@@ -133,7 +153,14 @@ pub struct Plan {
 impl Segments {
     /// As a mount has found them. `next_sequence` is above every number ever used.
     pub fn new(states: Vec<State>, next_sequence: u64) -> Self {
-        let counters = states.iter().map(|_| Counters::default()).collect();
+        let number = |state: &State| match state {
+            State::Listed(sequence) | State::Open(sequence) | State::Closed(sequence) | State::Checkpoint(sequence) => {
+                sequence.number
+            }
+            State::Free => 0,
+        };
+        let counters = states.iter().map(|state| Counters { written_at: number(state).into(), ..Counters::default() });
+        let counters = counters.collect();
         let free = states.iter().filter(|state| matches!(state, State::Free)).count() as u64;
         // What has been written has its room.
         let backed = states.iter().map(|state| !matches!(state, State::Free)).collect();
@@ -150,6 +177,8 @@ impl Segments {
             }),
             counters,
             live_total: AtomicI64::new(0),
+            trees_total: AtomicI64::new(0),
+            merged_live: AtomicI64::new(0),
             listed_left: AtomicU64::new(0),
             free_left: AtomicU64::new(free),
             listed_backed: AtomicU64::new(0),
@@ -166,6 +195,7 @@ impl Segments {
     pub fn count_trees(&self, segment: u32, bytes: i64) {
         if let Some(counters) = self.counters.get(segment as usize) {
             counters.in_trees.fetch_add(bytes, Ordering::SeqCst);
+            self.trees_total.fetch_add(bytes, Ordering::SeqCst);
             self.live_total.fetch_add(bytes, Ordering::SeqCst);
         }
     }
@@ -188,6 +218,11 @@ impl Segments {
 
     pub fn live_total(&self) -> u64 {
         self.live_total.load(Ordering::SeqCst).max(0) as u64
+    }
+
+    /// What was alive when the last checkpoint had merged all changes from before it: no more, and no less.
+    pub fn merged_live(&self) -> u64 {
+        self.merged_live.load(Ordering::SeqCst).max(0) as u64
     }
 
     /// Keeps a segment from being handed out while it is read. Taken while the map still leads to it.
@@ -352,7 +387,29 @@ impl Segments {
             }
         };
         self.recount(&inner);
+        self.set_age(used, used.sequence.number);
+        if let Some(counters) = self.counters.get(used.index as usize) {
+            counters.pages.store(purpose == Purpose::Pages, Ordering::Relaxed);
+        }
         Some(used)
+    }
+
+    /// What a segment will hold is as old as this.
+    pub fn set_age(&self, used: SegmentUse, written_at: u64) {
+        if let Some(counters) = self.counters.get(used.index as usize) {
+            counters.written_at.store(written_at, Ordering::Relaxed);
+        }
+    }
+
+    /// It holds something that is as young as this.
+    pub fn younger(&self, used: SegmentUse, written_at: u64) {
+        if let Some(counters) = self.counters.get(used.index as usize) {
+            counters.written_at.fetch_max(written_at, Ordering::Relaxed);
+        }
+    }
+
+    pub fn written_at(&self, segment: u32) -> u64 {
+        self.counters.get(segment as usize).map_or(0, |counters| counters.written_at.load(Ordering::Relaxed))
     }
 
     fn unread(&self, segment: u32) -> bool {
@@ -387,6 +444,7 @@ impl Segments {
 
     /// The maps are merged: what was closed before the checkpoint began, and is dead now, comes back with it.
     pub fn settle_plan(&self, plan: &mut Plan) {
+        self.merged_live.store(self.trees_total.load(Ordering::SeqCst), Ordering::SeqCst);
         let inner = self.lock();
         let window: HashSet<u32> = inner.window.iter().copied().collect();
         let dead = |index: u32| self.live_bytes(index) == 0 && !window.contains(&index);
@@ -487,7 +545,16 @@ impl Segments {
         self.listed_left.store(inner.listed.len() as u64, Ordering::SeqCst);
     }
 
-    /// Closed segments with their sequence and live bytes: what could be cleaned.
+    /// Closed segments: what could be cleaned.
+    pub fn candidates(&self) -> Vec<Candidate> {
+        let candidate = |(used, live): (SegmentUse, u64)| {
+            let pages = self.counters.get(used.index as usize).is_some_and(|c| c.pages.load(Ordering::Relaxed));
+            Candidate { used, live, written_at: self.written_at(used.index), pages }
+        };
+        self.closed().into_iter().map(candidate).collect()
+    }
+
+    /// Closed segments with their sequence and live bytes.
     pub fn closed(&self) -> Vec<(SegmentUse, u64)> {
         let inner = self.lock();
         let closed = inner.states.iter().enumerate().filter_map(|(index, state)| match state {

@@ -37,6 +37,8 @@ pub struct PoolStatus {
     pub checkpoints: u64,
     /// Segments that were cleaned since the mount.
     pub cleaned_segments: u64,
+    /// What has been written since the mount, and for what.
+    pub traffic: WriteTraffic,
     /// Extents in all maps.
     pub map_extents: u64,
     /// Pages of maps that were not in the cache and read from members since the mount.
@@ -49,6 +51,52 @@ pub struct PoolStatus {
     pub mount: MountReport,
     /// What mounts have gone on without, by force, since the pool was made.
     pub given_up: GivenUp,
+}
+
+/// Bytes of stripes that became durable since the mount, by what they were for: `fresh + moved + page + checkpoint + padding +
+/// parity` is what the members were given. Repairs, rebuilds and superblocks are not in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct WriteTraffic {
+    /// What hosts have written, before compression.
+    pub user_bytes: u64,
+    /// Records of that, as they were stored.
+    pub fresh_bytes: u64,
+    /// Records that cleaning and key rotation have written again.
+    pub moved_bytes: u64,
+    /// Pages of maps.
+    pub page_bytes: u64,
+    /// Checkpoints.
+    pub checkpoint_bytes: u64,
+    /// Headers of shards, and room that records have left in stripes.
+    pub padding_bytes: u64,
+    /// Parity of all that.
+    pub parity_bytes: u64,
+}
+
+impl WriteTraffic {
+    /// All that the members were given.
+    pub fn written_bytes(&self) -> u64 {
+        self.log_bytes() + self.parity_bytes
+    }
+
+    fn log_bytes(&self) -> u64 {
+        self.fresh_bytes + self.moved_bytes + self.page_bytes + self.checkpoint_bytes + self.padding_bytes
+    }
+
+    /// Bytes that the members were given for each byte that a host wrote: compression makes it smaller, all else larger.
+    pub fn amplification(&self) -> Option<f64> {
+        ratio(self.written_bytes(), self.user_bytes)
+    }
+
+    /// Bytes of the log, parity apart, for each byte of fresh records: what the log costs, whatever compression saves and
+    /// parity adds.
+    pub fn log_amplification(&self) -> Option<f64> {
+        ratio(self.log_bytes(), self.fresh_bytes)
+    }
+}
+
+fn ratio(of: u64, to: u64) -> Option<f64> {
+    (to > 0).then(|| of as f64 / to as f64)
 }
 
 /// How far the scrub is, and what it has found.

@@ -1,23 +1,45 @@
-//! A reactor's stripe stream: gathers records into stripes, commits them in groups, and applies them in order.
+//! A reactor's stripe streams: gather records into stripes, commit them in groups, and apply them in order.
 //!
-//! Owns the open stripe, the stripes under way and the open segments. Must not know requests. Invariants: a shard's records
+//! Owns the open stripe, the stripes under way and the open segments. Must not know requests. Invariants: a shard's fresh records
 //! enter the log in the order of their generations and reach its map in that order; nobody is told that a record is
 //! written before its stripe and all stripes before it are durable.
+//!
+//! There are two, for fresh records and for moved ones, so that what has long been as it is does not share segments with what
+//! dies soon. Between them there is no order, and none is needed: a moved record's blocks are held until it is in its place, so
+//! nothing else takes their place meanwhile, and what it was made from stays until a checkpoint leads to it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use futures::future::select;
 use tokio::sync::{Notify, oneshot};
 
 use super::core::{Core, Shard};
 use super::map::{Extent, RecordLocation, Run, What};
+use super::options::{BLOCK_BYTES, Layout};
 use super::segments::{Purpose, SegmentUse};
 use super::stripe::{History, StripeLocation};
 use super::stripe_io::{Label, WriteError};
 
+/// Stream numbers of moved records in stripe headers, from here on by reactor; those of fresh ones begin at 0.
+pub const MOVED_STREAMS: u32 = 1 << 16;
+
+/// Which of a reactor's streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// What hosts write.
+    Fresh,
+    /// What the cleaner and key rotation write again.
+    Moved,
+}
+
+/// How long a stripe of moved records waits for more of them.
+const GATHER: Duration = Duration::from_millis(2);
 /// Stripes that wait, complete, for their turn; beyond it, appending waits.
 const READY_MAX: usize = 2;
 
@@ -47,6 +69,8 @@ struct Entry {
 struct Batch {
     payload: Vec<u8>,
     entries: Vec<Entry>,
+    /// How young the youngest of its moved records is, by the log's clock.
+    written_at: u64,
 }
 
 /// A segment that stripes are written to.
@@ -67,12 +91,14 @@ struct Flight {
 }
 
 /// The stream.
-#[derive(Default)]
 pub struct Stream {
+    lane: Lane,
     open: RefCell<Batch>,
     ready: RefCell<VecDeque<Batch>>,
     flights: RefCell<VecDeque<Rc<Flight>>>,
     segment: RefCell<Option<Rc<OpenSegment>>>,
+    /// Rows of the open segment that are left when all that is complete has its place.
+    rows_left: Cell<u32>,
     number: Cell<u64>,
     history: Cell<History>,
     /// Records ever appended, and ever settled.
@@ -83,26 +109,64 @@ pub struct Stream {
 }
 
 impl Stream {
+    pub fn new(lane: Lane) -> Self {
+        Self {
+            lane,
+            open: RefCell::default(),
+            ready: RefCell::default(),
+            flights: RefCell::default(),
+            segment: RefCell::default(),
+            rows_left: Cell::default(),
+            number: Cell::default(),
+            history: Cell::default(),
+            appended: Cell::default(),
+            settled_records: Cell::default(),
+            changed: Notify::new(),
+            spare: RefCell::default(),
+        }
+    }
+
+    /// Its number in stripe headers.
+    pub fn stream_number(&self, reactor: usize) -> u32 {
+        match self.lane {
+            Lane::Fresh => reactor as u32,
+            Lane::Moved => MOVED_STREAMS + reactor as u32,
+        }
+    }
+
     /// Waits until `bytes` more fit the open stripe. The caller appends before it next waits for anything.
     pub async fn room_for(&self, core: &Core, bytes: usize) {
-        let most = StripeLocation::payload_bytes_max(&core.shared.set.layout);
+        let layout = &core.shared.set.layout;
         loop {
             let changed = self.changed.notified();
-            if self.open.borrow().payload.len() + bytes <= most {
+            let gathered = self.open.borrow().payload.len();
+            if gathered + bytes <= self.stripe_room(layout, gathered, bytes) {
                 return;
             }
             if self.ready.borrow().len() < READY_MAX {
-                self.close_open();
+                self.close_open(layout);
             } else {
                 changed.await;
             }
         }
     }
 
-    fn close_open(&self) {
+    /// What the open stripe may hold: where only the end of a segment is left, it is made to fit that, if anything does.
+    fn stripe_room(&self, layout: &Layout, gathered: usize, bytes: usize) -> usize {
+        let most = StripeLocation::payload_bytes_max(layout);
+        let tail = StripeLocation::payload_bytes_in(layout, self.rows_left.get()).min(most);
+        if gathered.max(bytes) <= tail { tail } else { most }
+    }
+
+    fn close_open(&self, layout: &Layout) {
         let payload = self.spare.borrow_mut().pop().unwrap_or_default();
-        let batch = self.open.replace(Batch { payload, entries: Vec::new() });
+        let batch = self.open.replace(Batch { payload, entries: Vec::new(), written_at: 0 });
         if !batch.entries.is_empty() {
+            // As `place` will do it.
+            let rows = StripeLocation::cut(layout, batch.payload.len()).map_or(0, |(rows, _)| u32::from(rows));
+            let left = self.rows_left.get();
+            let whole = layout.segment_bytes / BLOCK_BYTES as u32;
+            self.rows_left.set(left.checked_sub(rows).unwrap_or_else(|| whole.saturating_sub(rows)));
             self.ready.borrow_mut().push_back(batch);
             self.changed.notify_waiters();
         }
@@ -132,6 +196,12 @@ impl Stream {
         Ok(written)
     }
 
+    /// What is appended next has been as it is since then, by the log's clock.
+    pub fn note_age(&self, written_at: u64) {
+        let mut open = self.open.borrow_mut();
+        open.written_at = open.written_at.max(written_at);
+    }
+
     /// Appends a record as it is. As [`Stream::append`].
     pub fn append_bytes(&self, shard: &Rc<Shard>, change: Change, record: &[u8]) -> Written {
         let appended = self.append(shard, change, record.len(), |out| {
@@ -151,6 +221,7 @@ impl Stream {
         let retired = self.segment.borrow_mut().take_if(|segment| old(segment));
         if let Some(segment) = retired {
             segment.sealed.set(true);
+            self.rows_left.set(0);
             close_if_done(core, &segment);
         }
     }
@@ -189,10 +260,11 @@ impl Stream {
     }
 
     /// Commits for as long as the reactor runs.
-    pub async fn run(core: Rc<Core>) {
+    pub async fn run(core: Rc<Core>, lane: Lane) {
+        let stream = core.stream_of(lane);
         loop {
-            let batch = core.stream.next_batch(&core).await;
-            core.stream.commit(&core, batch).await;
+            let batch = stream.next_batch(&core).await;
+            stream.commit(&core, batch).await;
         }
     }
 
@@ -209,17 +281,37 @@ impl Stream {
                 return batch;
             }
             if under_way == 0 && !self.open.borrow().entries.is_empty() {
-                // Whoever is ready to run may still join.
-                yield_now().await;
-                self.close_open();
+                match self.lane {
+                    // Whoever is ready to run may still join.
+                    Lane::Fresh => yield_now().await,
+                    // Nobody waits for these, and more are on their way as a rule.
+                    Lane::Moved => {
+                        let at = core.env().now() + GATHER;
+                        drop(select(pin!(self.filled()), core.env().sleep_until(at)).await);
+                    }
+                }
+                if self.ready.borrow().is_empty() {
+                    self.close_open(&core.shared.set.layout);
+                }
                 continue;
             }
             changed.await;
         }
     }
 
+    /// Waits until a stripe is complete.
+    async fn filled(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if !self.ready.borrow().is_empty() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     async fn commit(&self, core: &Rc<Core>, batch: Batch) {
-        let (segment, location) = match self.place(core, batch.payload.len()).await {
+        let (segment, location) = match self.place(core, batch.payload.len(), batch.written_at).await {
             Ok(placed) => placed,
             Err(error) => {
                 // In its turn: a generation must not count as settled before those below it.
@@ -234,23 +326,28 @@ impl Stream {
         self.flights.borrow_mut().push_back(Rc::clone(&flight));
         let number = self.number.replace(self.number.get() + 1);
         let history = self.history.get();
-        let task_core = Rc::clone(core);
+        let (task_core, lane, stream) = (Rc::clone(core), self.lane, self.stream_number(core.index));
         core.stripes.io.env.spawn(Box::pin(async move {
-            let label = Label { sequence, stream: task_core.index as u32, number, history };
+            let label = Label { sequence, stream, number, history };
             let result = task_core.stripes.write(location, label, &flight.batch.payload).await;
-            task_core.shared.stripes_written.fetch_add(1, Ordering::Relaxed);
+            task_core.shared.stripes_written.fetch_add(1, Ordering::SeqCst);
             flight.result.set(Some(result));
             drop(flight);
-            task_core.stream.settle(&task_core);
+            task_core.stream_of(lane).settle(&task_core);
         }));
     }
 
     /// Room in a segment for a payload.
-    async fn place(&self, core: &Core, payload: usize) -> Result<(Rc<OpenSegment>, StripeLocation), WriteError> {
+    async fn place(
+        &self,
+        core: &Core,
+        payload: usize,
+        written_at: u64,
+    ) -> Result<(Rc<OpenSegment>, StripeLocation), WriteError> {
         let layout = &core.shared.set.layout;
         // Payloads are bounded when they are gathered.
         let (shard_blocks, data_shards) = StripeLocation::cut(layout, payload).ok_or(WriteError::NoSpace)?;
-        let blocks_per_segment = layout.segment_bytes / super::options::BLOCK_BYTES as u32;
+        let blocks_per_segment = layout.segment_bytes / BLOCK_BYTES as u32;
         let current = self.segment.borrow().clone();
         let fits = |segment: &Rc<OpenSegment>| segment.next_block.get() + u32::from(shard_blocks) <= blocks_per_segment;
         let segment = match current {
@@ -261,13 +358,23 @@ impl Stream {
                     self.segment.replace(None);
                     close_if_done(core, &full);
                 }
-                let used = core.take_segment(Purpose::Log).await?;
+                let used = core.take_segment().await?;
+                match self.lane {
+                    Lane::Fresh => core.shared.admission.wrote_into_segment(),
+                    Lane::Moved => {
+                        core.shared.admission.moved_into_segment();
+                        core.shared.segments.set_age(used, 0);
+                    }
+                }
                 let (next_block, under_way) = (Cell::new(0), Cell::new(0));
                 let segment = Rc::new(OpenSegment { used, next_block, under_way, sealed: Cell::new(false) });
                 self.segment.replace(Some(Rc::clone(&segment)));
                 segment
             }
         };
+        if self.lane == Lane::Moved {
+            core.shared.segments.younger(segment.used, written_at);
+        }
         let start_block = segment.next_block.replace(segment.next_block.get() + u32::from(shard_blocks));
         let turn = self.number.get() + segment.used.sequence.number;
         let rotation = core.stripes.rotation(turn, data_shards);
@@ -293,11 +400,9 @@ impl Stream {
 
     fn apply(&self, core: &Core, flight: Rc<Flight>) {
         let result = flight.result.get().unwrap_or(Err(WriteError::TooFewMembers));
-        if result == Err(WriteError::NoSpace) {
+        if let (Err(WriteError::NoSpace), Some((segment, _))) = (result, &flight.placed) {
             core.pause_for_space();
-            if let Some((segment, _)) = &flight.placed {
-                core.shared.segments.set_backed(segment.used.index, false);
-            }
+            core.shared.segments.set_backed(segment.used.index, false);
             core.shared.backing.notify_one();
         }
         // Only the task that has just ended held it too.
@@ -313,7 +418,10 @@ impl Stream {
                 let location = RecordLocation { stripe: *stripe, payload_offset, stored_bytes };
                 entry.shard.apply(&core.shared, &entry.change, location);
             }
-            entry.shard.mark_applied(&entry.change);
+            // Moved records are in no order with fresh ones: a mount that has not heard of them finds what they were made from.
+            if self.lane == Lane::Fresh {
+                entry.shard.mark_applied(&entry.change);
+            }
             self.settled_records.set(self.settled_records.get() + 1);
             // Whoever asked may have gone.
             let _ = entry.done.send(result);
@@ -391,11 +499,11 @@ impl Core {
     }
 
     /// A segment, as soon as there is one.
-    pub async fn take_segment(&self, purpose: Purpose) -> Result<SegmentUse, WriteError> {
+    pub async fn take_segment(&self) -> Result<SegmentUse, WriteError> {
         let begun = self.shared.checkpoints_begun.load(Ordering::SeqCst);
         loop {
             let event = self.shared.space_event.notified();
-            if let Some(used) = self.shared.segments.allocate(purpose, self.random_u64()) {
+            if let Some(used) = self.shared.segments.allocate(Purpose::Log, self.random_u64()) {
                 self.shared.on_segment_taken();
                 return Ok(used);
             }

@@ -94,6 +94,11 @@ impl StripeLocation {
         usize::from(layout.data_shards) * (layout.shard_bytes_max as usize - HEADER_BYTES)
     }
 
+    /// The most payload that a stripe over `rows` rows holds.
+    pub fn payload_bytes_in(layout: &Layout, rows: u32) -> usize {
+        usize::from(layout.data_shards) * (rows as usize * BLOCK_BYTES as usize).saturating_sub(HEADER_BYTES)
+    }
+
     /// A shard's length in bytes, header included.
     pub fn shard_bytes(&self) -> usize {
         usize::from(self.shard_blocks) * BLOCK_BYTES as usize

@@ -163,6 +163,8 @@ impl StripeIo {
         if settled.is_err() {
             // The pool has failed, and what can still be reached is told; a later mount then finds the marks.
             self.retract(&header, &results).await;
+        } else {
+            self.set().traffic.stripe(&self.set().layout, label.stream, &location, payload.len());
         }
         settled
     }

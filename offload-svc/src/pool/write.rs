@@ -18,7 +18,7 @@ use super::message::{Action, Join, Piece};
 use super::page::LEAF_BLOCKS;
 use super::read::{LostBlock, Sink};
 use super::space::{Admitted, Refusal};
-use super::stream::{Change, Written, yield_now};
+use super::stream::{Change, Lane, Written, yield_now};
 use super::stripe_io::WriteError;
 use crate::stages::record::{Birth, Kind, Owner, SealError, Sealing, sealed_bound};
 
@@ -156,25 +156,30 @@ impl Core {
             let Some(plain) = buffer.as_ref().and_then(|buffer| buffer.get(start..start + len)) else {
                 return Outcome::InternalError;
             };
-            match self.log_data(shard, part, plain) {
+            match self.log_data(Lane::Fresh, shard, part, plain) {
                 Ok(written) => pending.push(written),
                 Err(outcome) => return outcome,
             }
         }
-        all_written(pending).await
+        let outcome = all_written(pending).await;
+        if outcome == Outcome::Success {
+            self.shared.set.traffic.user((range.end - range.start) << shift);
+        }
+        outcome
     }
 
-    /// Logs one record of data. Room has been made.
-    pub fn log_data(&self, shard: &Rc<Shard>, part: Range<u64>, plain: &[u8]) -> Result<Written, Outcome> {
+    /// Logs one record of data. Room has been made in the lane.
+    pub fn log_data(&self, lane: Lane, shard: &Rc<Shard>, part: Range<u64>, plain: &[u8]) -> Result<Written, Outcome> {
         let generation = shard.take_generation();
         let birth = birth_of(shard, part.clone(), generation);
         let blocks = (part.end - part.start) as u16;
         let change = Change::Insert { lba: part.start, blocks, generation, key_epoch: birth.key_epoch.0 };
-        self.log(shard, Kind::Data, birth, change, plain)
+        self.log(lane, shard, Kind::Data, birth, change, plain)
     }
 
     fn log(
         &self,
+        lane: Lane,
         shard: &Rc<Shard>,
         kind: Kind,
         birth: Birth,
@@ -186,7 +191,7 @@ impl Core {
         let sealing = Sealing { kind, birth, owner, compression: volume.compression, block_crcs: None };
         let bound = sealed_bound(plain.len(), volume.block_shift);
         let appended = self.records.with_sealer(volume, birth.key_epoch, |key| {
-            self.stream.append(shard, change, bound, |out| {
+            self.stream_of(lane).append(shard, change, bound, |out| {
                 let header = self.records.codec.borrow_mut().seal(&sealing, plain, key, out)?;
                 Ok::<usize, SealError>(header.record_bytes())
             })
@@ -206,7 +211,7 @@ impl Core {
     pub(super) async fn admit(&self, shard: &Shard, range: &Range<u64>) -> Result<Admitted, Outcome> {
         let shared = &self.shared;
         let bytes = records_of(shard, range.clone()).map(|part| bound_of(shard, &part) as u64).sum();
-        let mut merged = false;
+        let (mut merged, mut tried) = (false, false);
         loop {
             let event = shared.space_event.notified();
             if shared.set.is_failed() {
@@ -222,14 +227,33 @@ impl Core {
                 self.layer_room().await?;
                 continue;
             }
-            match shared.admission.admit(&shared.segments, bytes) {
-                Ok(admitted) => return Ok(admitted),
-                // What has been overwritten or deallocated counts until it is merged.
-                Err(Refusal::Full) if !merged && shared.layers.runs() > 0 => {
+            let stripes = shared.stripes_written.load(Ordering::SeqCst);
+            match shared.admission.admit(&shared.segments, stripes, bytes) {
+                Ok(admitted) => {
+                    if shared.admission.is_merge_due(&shared.segments) {
+                        shared.want_checkpoint();
+                    }
+                    return Ok(admitted);
+                }
+                // What has been overwritten or deallocated counts until it is merged. Others may take the room that appears then:
+                // as long as there was some, another look is worth it.
+                Err(Refusal::Full) => {
+                    let exact = shared.layers.runs() == 0 && !shared.admission.has_promised();
+                    if exact || merged && shared.admission.is_full_for(&shared.segments, bytes) {
+                        return Err(Outcome::CapacityExceeded);
+                    }
+                    let begun = shared.checkpoints_begun.load(Ordering::SeqCst);
+                    self.next_checkpoint().await;
+                    if merged && shared.is_refused(begun) {
+                        return Err(Outcome::CapacityExceeded);
+                    }
                     merged = true;
+                }
+                Err(Refusal::Stuck) if !tried && shared.layers.runs() > 0 => {
+                    tried = true;
                     self.next_checkpoint().await;
                 }
-                Err(Refusal::Full) => return Err(Outcome::CapacityExceeded),
+                Err(Refusal::Stuck) => return Err(Outcome::CapacityExceeded),
                 Err(Refusal::Unbacked) => {
                     shared.backing.notify_one();
                     event.await;
@@ -339,7 +363,7 @@ impl Core {
         self.stream.room_for(self, sealed_bound(0, shard.volume.block_shift)).await;
         let generation = shard.take_generation();
         let birth = birth_of(shard, range.clone(), generation);
-        match self.log(shard, kind, birth, Change::Remove { range, generation }, &[]) {
+        match self.log(Lane::Fresh, shard, kind, birth, Change::Remove { range, generation }, &[]) {
             Ok(written) => all_written(vec![written]).await,
             Err(outcome) => outcome,
         }

@@ -16,7 +16,7 @@ use crate::manage::metrics::Snapshot;
 use crate::manage::view;
 use crate::pool::{
     Health, KeyStatus, MemberState, MemberStatus, MountReport, PoolStatus, RebuildState, RebuildStatus, ScrubFinding,
-    ScrubStatus, Space, VolumeStatus,
+    ScrubStatus, Space, VolumeStatus, WriteTraffic,
 };
 use crate::reactor::ReactorSnapshot;
 
@@ -94,6 +94,21 @@ pub(super) fn pool(storage: &Storage) -> view::Pool {
             map_extents: pool.map_extents,
             map_pages_read: pool.map_pages_read,
         },
+        written: written(&pool.traffic),
+    }
+}
+
+fn written(traffic: &WriteTraffic) -> view::WriteTraffic {
+    view::WriteTraffic {
+        user_bytes: traffic.user_bytes,
+        fresh_bytes: traffic.fresh_bytes,
+        moved_bytes: traffic.moved_bytes,
+        page_bytes: traffic.page_bytes,
+        checkpoint_bytes: traffic.checkpoint_bytes,
+        padding_bytes: traffic.padding_bytes,
+        parity_bytes: traffic.parity_bytes,
+        amplification: traffic.amplification(),
+        log_amplification: traffic.log_amplification(),
     }
 }
 

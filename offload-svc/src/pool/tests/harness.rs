@@ -29,7 +29,7 @@ pub const SMALL: Layout =
 pub fn options() -> MountOptions {
     MountOptions {
         member_timeout: Duration::from_millis(500),
-        max_replay_segments: 16,
+        max_replay_segments: 18,
         checkpoint_interval: Duration::from_secs(10),
         ..MountOptions::default()
     }

@@ -2,6 +2,7 @@
 
 mod basic;
 mod beneath;
+mod cleaning;
 mod crash;
 mod cut;
 mod faults;
