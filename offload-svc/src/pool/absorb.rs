@@ -4,6 +4,8 @@
 //! each block, either the snapshot's map or its child's leads to the record, and both change at one moment; a snapshot
 //! goes only when a checkpoint has its map empty.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +16,7 @@ use tokio::sync::oneshot;
 use super::coordinator::{Control, Coordinator, wait_idle, weigh};
 use super::core::{Core, Shard};
 use super::handle::{CheckpointError, VolumeError};
-use super::map::{Run, What};
+use super::map::{Extent, Run, What};
 use super::message::{Inner, Message};
 use super::shared::{InFlight, Volume};
 use super::stream::yield_now;
@@ -26,33 +28,36 @@ const TRY_AGAIN: Duration = Duration::from_secs(30);
 pub async fn run(core: Rc<Core>) {
     let shared = &core.shared;
     loop {
-        let mut left = false;
-        while let Some(hidden) = next(&core) {
+        // One that can't be given back must not keep others from it.
+        let mut failed = BTreeSet::new();
+        while let Some(hidden) = next(&core, &failed) {
             if shared.is_closing() {
                 return;
             }
             let gone = match &shared.children(&hidden)[..] {
                 [] => delete(&core, &hidden).await,
                 [child] => absorb(&core, child, &hidden).await,
-                _ => continue,
+                _ => false,
             };
             if !gone {
-                left = true;
-                break;
+                failed.insert(hidden.id);
             }
         }
-        if left {
-            core.env().sleep_until(core.env().now() + TRY_AGAIN).await;
-        } else {
+        if failed.is_empty() {
             shared.absorbing.notified().await;
+        } else {
+            core.env().sleep_until(core.env().now() + TRY_AGAIN).await;
         }
     }
 }
 
 /// A snapshot without a name that one volume at most lies upon.
-fn next(core: &Core) -> Option<Arc<Volume>> {
-    let hidden = core.shared.all_volumes().into_iter().filter(|volume| volume.is_hidden());
-    hidden.into_iter().find(|volume| !volume.is_closing() && core.shared.children(volume).len() <= 1)
+fn next(core: &Core, failed: &BTreeSet<u32>) -> Option<Arc<Volume>> {
+    let ready = |volume: &Arc<Volume>| {
+        let wanted = volume.is_hidden() && !volume.is_closing() && !failed.contains(&volume.id);
+        wanted && core.shared.children(volume).len() <= 1
+    };
+    core.shared.all_volumes().into_iter().find(ready)
 }
 
 /// Nobody reads from it any more.
@@ -76,7 +81,8 @@ async fn delete(core: &Rc<Core>, hidden: &Arc<Volume>) -> bool {
 /// Brings all of it over to its child; tells whether it is gone.
 async fn absorb(core: &Rc<Core>, child: &Arc<Volume>, from: &Arc<Volume>) -> bool {
     let shared = &core.shared;
-    from.set_draining();
+    // A read that began while it had its name still needs what it has.
+    wait_idle(from).await;
     for reactor in 0..shared.reactors {
         let (done, absorbed) = oneshot::channel();
         let absorb = Inner::Absorb { child: Arc::clone(child), from: Arc::clone(from), done };
@@ -103,6 +109,8 @@ impl Coordinator {
         }
         let children = shared.children(from);
         children.iter().for_each(|child| child.set_parent(from.parent()));
+        // No reader finds the way to it any more.
+        from.closing.store(true, Ordering::SeqCst);
         self.with_volumes(|volumes| drop(volumes.remove(&from.key())));
         self.end_lineage(from.lineage).await;
         // If this one fails, the last one has it, empty: that is the same to its child.
@@ -112,9 +120,7 @@ impl Coordinator {
         if self.forget(from).await.is_err() {
             return false;
         }
-        if shared.of_lineage(from.lineage).is_empty() {
-            shared.keyring.forget(from.lineage);
-        }
+        self.forget_key(from);
         tracing::info!(
             snapshot = from.name,
             "the deleted snapshot is given back: what was still read of it is its child's"
@@ -140,7 +146,7 @@ impl Core {
     pub async fn absorb(&self, child: &Arc<Volume>, from: &Arc<Volume>) {
         for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, from)) {
             let upon = self.shard(child, shard.number);
-            let mut at = 0;
+            let (mut at, mut over) = (0, 0);
             while let Some((runs, end)) = self.maps.next_runs(shard.tree_ref(), at).await {
                 at = end;
                 yield_now().await;
@@ -149,12 +155,17 @@ impl Core {
                 if self.shared.is_closing() || self.layer_room().await.is_err() {
                     return;
                 }
-                self.absorb_range(&upon, &shard, range).await;
+                over += self.absorb_range(&upon, &shard, range).await;
+                // What goes over counts twice until it is merged: no host must be refused for that.
+                if over > self.shared.admission.segment_payload_bytes() {
+                    over = 0;
+                    self.next_checkpoint().await;
+                }
             }
         }
     }
 
-    async fn absorb_range(&self, child: &Rc<Shard>, from: &Rc<Shard>, range: std::ops::Range<u64>) {
+    async fn absorb_range(&self, child: &Rc<Shard>, from: &Rc<Shard>, range: Range<u64>) -> u64 {
         let _in_flight = InFlight::on(&child.volume);
         // Nothing is written or moved there meanwhile.
         let _held = child.locks.enter(range.clone(), true).await;
@@ -162,19 +173,24 @@ impl Core {
         let own = self.maps.lookup(child.tree_ref(), &range).await;
         let runs = self.maps.lookup(from.tree_ref(), &range).await;
         if child.volume.is_closing() || !child.volume.is_child_of(&from.volume) {
-            return;
+            return 0;
         }
         // Nobody can tell at the moment what of it shows.
         if own.iter().any(|run| run.what == What::Lost) {
-            return;
+            return 0;
         }
         let beneath = from.volume.parent().is_some();
+        let mut bytes = 0;
         for run in runs.iter().filter(|run| run.what != What::Lost) {
             let shows = |part: &Run| beneath || part.what != What::Hole;
             // First what comes: others look at the counters.
-            uncovered(run, &own).iter().filter(|part| shows(part)).for_each(|part| child.change(&self.shared, *part));
-            from.change(&self.shared, Run { what: What::Hole, ..*run });
+            for part in uncovered(run, &own).into_iter().filter(shows) {
+                bytes += part.extent().map_or(0, Extent::stored_share);
+                child.change(&self.shared, part);
+            }
+            from.change(&self.shared, Run { what: What::Gone, ..*run });
         }
+        bytes
     }
 
     /// Whether no map of this reactor leads to anything for a volume.

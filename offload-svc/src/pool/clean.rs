@@ -5,7 +5,7 @@
 //! the original; the original stays until a checkpoint that no longer needs it is durable.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,10 +47,32 @@ enum Round {
     Nothing,
 }
 
+/// A segment that could not be emptied, for as long as nothing suggests that it can be.
+struct Stuck {
+    live: i64,
+    checkpoints: u64,
+}
+
+/// After so many checkpoints a segment that could not be emptied is tried again: a member may be back, or a snapshot may have been
+/// taken in that moment.
+const STUCK_CHECKPOINTS: u64 = 16;
+
+impl Stuck {
+    fn now(core: &Core, used: SegmentUse) -> Self {
+        let shared = &core.shared;
+        Self { live: shared.segments.live_bytes(used.index), checkpoints: shared.checkpoints.load(Ordering::Relaxed) }
+    }
+
+    fn is_still(&self, core: &Core, used: SegmentUse) -> bool {
+        let now = Self::now(core, used);
+        now.live == self.live && now.checkpoints < self.checkpoints + STUCK_CHECKPOINTS
+    }
+}
+
 /// The cleaner's task.
 pub async fn run(core: Rc<Core>) {
     let shared = Arc::clone(&core.shared);
-    let mut unmovable = HashSet::new();
+    let mut unmovable = HashMap::new();
     // How things were when it gave up: as long as they are so it would give up again.
     let mut given_up = None;
     let state = || (shared.segments.live_total(), shared.stripes_written.load(Ordering::SeqCst));
@@ -88,7 +110,7 @@ pub async fn run(core: Rc<Core>) {
     }
 }
 
-async fn round(core: &Rc<Core>, unmovable: &mut HashSet<SegmentUse>) -> Round {
+async fn round(core: &Rc<Core>, unmovable: &mut HashMap<SegmentUse, Stuck>) -> Round {
     let shared = &core.shared;
     let dead = shared.segments.closed().iter().filter(|(_, live)| *live == 0).count();
     let victims = choose(core, unmovable);
@@ -99,7 +121,7 @@ async fn round(core: &Rc<Core>, unmovable: &mut HashSet<SegmentUse>) -> Round {
     shared.admission.set_moving(victims.iter().map(|used| shared.segments.live_bytes(used.index).max(0) as u64).sum());
     for used in &victims {
         if empty_segment(core, *used).await.is_err() {
-            unmovable.insert(*used);
+            unmovable.insert(*used, Stuck::now(core, *used));
         }
     }
     shared.admission.set_moving(0);
@@ -112,11 +134,11 @@ async fn round(core: &Rc<Core>, unmovable: &mut HashSet<SegmentUse>) -> Round {
     let closed: HashMap<SegmentUse, u64> = shared.segments.closed().into_iter().collect();
     for used in victims {
         match closed.get(&used) {
-            Some(live) if *live > 0 => drop(unmovable.insert(used)),
+            Some(live) if *live > 0 => drop(unmovable.insert(used, Stuck::now(core, used))),
             _ => drop(shared.cleaned.fetch_add(1, Ordering::Relaxed)),
         }
     }
-    unmovable.retain(|used| closed.contains_key(used));
+    unmovable.retain(|used, stuck| closed.contains_key(used) && stuck.is_still(core, *used));
     Round::Moved
 }
 
@@ -127,10 +149,10 @@ fn gained(core: &Core) -> u64 {
 }
 
 /// The segments of the next round.
-fn choose(core: &Core, unmovable: &HashSet<SegmentUse>) -> Vec<SegmentUse> {
+fn choose(core: &Core, unmovable: &HashMap<SegmentUse, Stuck>) -> Vec<SegmentUse> {
     let shared = &core.shared;
     let mut closed = shared.segments.candidates();
-    closed.retain(|candidate| !unmovable.contains(&candidate.used));
+    closed.retain(|candidate| !unmovable.contains_key(&candidate.used));
     let admission = &shared.admission;
     let wanted = Wanted {
         capacity: admission.packed_bytes(),

@@ -21,11 +21,12 @@ use super::checkpoint_io::{self, CheckpointWriter, WriteFailed};
 use super::core::{Core, Shard};
 use super::family::{Family, Hold, Role};
 use super::handle::{CheckpointError, CloneSpec, VolumeError, VolumeSpec, volume_status};
+use super::layers::DIRTY_LEAF_BYTES;
 use super::members::Exclusion;
 use super::message::{Inner, MergeRequest, Merged, MergedShard, Message};
 use super::receipts::{ReceiptStatus, StatementError};
 use super::segments::Plan;
-use super::shared::{Books, Usage, UsageDelta, Volume, VolumeKeys};
+use super::shared::{Books, Usage, Volume, VolumeKeys};
 use super::shields::Departed;
 use super::snapshot::{Split, Taking, VolumeReply};
 use super::status::{KeyStatus, VolumeStatus};
@@ -215,6 +216,7 @@ impl Coordinator {
         if shared.set.is_failed() {
             return Err(CheckpointError::TooFewMembers);
         }
+        shared.segments.keep_for_checkpoint(shared.admission.reserves().checkpoint);
         let mut plan = shared.segments.begin_checkpoint();
         let merged = self.merge(split).await?;
         shared.segments.settle_plan(&mut plan);
@@ -297,7 +299,7 @@ impl Coordinator {
         let volumes = split.as_ref().map(Split::volumes);
         let asked = (0..shared.reactors).map(|reactor| {
             let ((done, merged), (frozen, is_frozen)) = (oneshot::channel(), oneshot::channel());
-            let request = MergeRequest { split: volumes.clone(), frozen, done };
+            let request = MergeRequest { frozen, done };
             shared.courier.send(reactor, Message(Inner::Merge(request)));
             (merged, is_frozen)
         });
@@ -309,12 +311,9 @@ impl Coordinator {
         let merged = join_all(asked).await;
         // A reactor that has ended would leave its shards out.
         let merged = merged.into_iter().map(|merged| Ok(merged.map_err(|_| CheckpointError::ReactorGone)??));
-        let merged = merged.collect::<Result<Vec<Merged>, CheckpointError>>()?;
+        let mut merged = merged.collect::<Result<Vec<Merged>, CheckpointError>>()?;
         if let Some((from, to)) = volumes {
-            // The trees have gone over, and nothing has been merged since.
-            let usage = from.in_trees.value();
-            to.in_trees.add(&usage);
-            from.in_trees.add(&UsageDelta::default().less(&usage));
+            self.split(&from, &to, &mut merged).await?;
         }
         Ok(merged)
     }
@@ -426,10 +425,7 @@ impl Coordinator {
             return Err(error.into());
         }
         self.forget(volume).await?;
-        // The last of its lineage takes the key with it.
-        if self.core.shared.of_lineage(volume.lineage).is_empty() {
-            self.core.shared.keyring.forget(volume.lineage);
-        }
+        self.forget_key(volume);
         // What lay beneath may have only one reader left, or none.
         self.core.shared.absorbing.notify_one();
         // Its segments come back with the next one.
@@ -446,6 +442,13 @@ impl Coordinator {
             forgotten.await.map_err(|_| VolumeError::Checkpoint(CheckpointError::ReactorGone))?;
         }
         Ok(())
+    }
+
+    /// The last of its lineage takes the key with it.
+    pub(super) fn forget_key(&self, volume: &Volume) {
+        if self.core.shared.of_lineage(volume.lineage).is_empty() {
+            self.core.shared.keyring.forget(volume.lineage);
+        }
     }
 
     /// A snapshot that others read from loses its name; when one reader is left, what it has goes over to that one.
@@ -578,15 +581,13 @@ impl Core {
             shard.map.freeze(&mut Books { segments: &shared.segments, volume: &shard.volume }, &shared.layers);
             (Rc::clone(shard), shard.applied.get())
         };
-        let mut frozen: Vec<_> = shards.iter().map(frozen).collect();
+        let frozen: Vec<_> = shards.iter().map(frozen).collect();
         // Whoever asked may have given up.
         let _ = request.frozen.send(());
         let all: Vec<_> = shards.iter().map(|shard| shard.tree_ref()).collect();
-        let merged = self.maps.merge(&all, &shared.layers).await.map(|()| {
-            if let Some((from, to)) = &request.split {
-                let taken = self.split(from, to, &frozen);
-                frozen.extend(taken);
-            }
+        // A quarter of what one merge may write is for pages that move, beside what has been changed.
+        let moves_max = shared.admission.merge_bytes() / 4 / DIRTY_LEAF_BYTES / shared.reactors as u64;
+        let merged = self.maps.merge(&all, &shared.layers, (moves_max as usize).max(1)).await.map(|()| {
             let merged = |(shard, watermark): &(Rc<Shard>, u64)| MergedShard {
                 volume: shard.volume.id,
                 shard: shard.number,

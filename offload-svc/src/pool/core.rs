@@ -214,6 +214,10 @@ impl Core {
                 task_core.rekey(&volume, pages).await;
                 let _ = done.send(());
             }),
+            Inner::Split { from, to, watermarks, done } => Box::pin(async move {
+                task_core.split(&from, &to, &watermarks);
+                let _ = done.send(());
+            }),
             Inner::Absorb { child, from, done } => Box::pin(async move {
                 task_core.absorb(&child, &from).await;
                 let _ = done.send(());

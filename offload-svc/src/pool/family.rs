@@ -29,15 +29,13 @@ pub struct Family {
     parent: Mutex<Option<Arc<Volume>>>,
     has_parent: AtomicBool,
     hidden: AtomicBool,
-    draining: AtomicBool,
     pub gate: Gate,
 }
 
 impl Family {
     pub fn new(role: Role, parent: Option<Arc<Volume>>) -> Self {
         let (has_parent, parent) = (AtomicBool::new(parent.is_some()), Mutex::new(parent));
-        let (hidden, draining) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { role, parent, has_parent, hidden, draining, gate: Gate::default() }
+        Self { role, parent, has_parent, hidden: AtomicBool::new(false), gate: Gate::default() }
     }
 }
 
@@ -78,14 +76,9 @@ impl Volume {
         self.family.hidden.store(hidden, Ordering::SeqCst);
     }
 
-    /// What it has goes over to its only child, so what it says nothing of need not be told from holes any more.
-    pub fn set_draining(&self) {
-        self.family.draining.store(true, Ordering::SeqCst);
-    }
-
     /// Whether holes stand in its map, as otherwise something beneath would show through.
     pub fn keeps_holes(&self) -> bool {
-        self.family.has_parent.load(Ordering::SeqCst) && !self.family.draining.load(Ordering::SeqCst)
+        self.family.has_parent.load(Ordering::SeqCst)
     }
 
     /// Its key in the table of volumes: no name begins so.
@@ -98,6 +91,11 @@ impl Volume {
         let beneath = std::iter::successors(self.parent(), |volume| volume.parent());
         let all = self.used_blocks() + beneath.map(|volume| volume.used_blocks()).sum::<u64>();
         all.min(self.blocks())
+    }
+
+    /// Whether what lies beneath may be going over to what lies above it at the moment.
+    pub fn is_upon_hidden(&self) -> bool {
+        std::iter::successors(self.parent(), |volume| volume.parent()).any(|volume| volume.is_hidden())
     }
 
     /// The nearest snapshot beneath it that has a name.

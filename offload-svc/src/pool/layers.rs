@@ -15,7 +15,7 @@ use super::shared::Volume;
 use crate::stages::record::sealed_bound;
 
 /// What one leaf that is changed makes a merge write at most: itself and the node above it. Nodes further up are shared.
-const DIRTY_LEAF_BYTES: u64 = 2 * sealed_bound(PAGE_BYTES_MAX, PAGE_BLOCK_SHIFT) as u64;
+pub const DIRTY_LEAF_BYTES: u64 = 2 * sealed_bound(PAGE_BYTES_MAX, PAGE_BLOCK_SHIFT) as u64;
 
 /// How much waits to be merged, over all shards.
 #[derive(Debug, Default)]

@@ -62,6 +62,8 @@ pub trait Ledger {
 pub enum What {
     /// In no record: reads as zeroes.
     Hole,
+    /// Not said any more: it has gone over to the map above. Only layers say so; a merge leaves it out of the pages.
+    Gone,
     /// Nobody can tell at the moment: the page that says so can't be read.
     Lost,
     Record(Extent),
@@ -87,7 +89,7 @@ impl Run {
     pub fn extent(&self) -> Option<&Extent> {
         match &self.what {
             What::Record(extent) => Some(extent),
-            What::Hole | What::Lost => None,
+            What::Hole | What::Gone | What::Lost => None,
         }
     }
 

@@ -4,7 +4,7 @@
 //! slice changes a map's tree, layers and counts at one moment, after its pages are durable; no page is changed in place; a
 //! page that can't be read is kept as the base of the one that takes its place, so that nothing in it is given up.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -99,20 +99,33 @@ struct OldPage {
 }
 
 impl MapIo {
-    /// Merges all that is frozen in these shards, and moves the pages that are to be moved.
-    pub async fn merge(&self, shards: &[ShardRef<'_>], budget: &LayerBudget) -> Result<(), WriteFailed> {
-        let merged = self.merge_slices(shards, budget).await;
+    /// Merges all that is frozen in these shards, and moves pages that are to be moved, up to `moves_max`: the others wait for the
+    /// next merge. All shards whose maps lie beneath one of them must be among them.
+    pub async fn merge(
+        &self,
+        shards: &[ShardRef<'_>],
+        budget: &LayerBudget,
+        moves_max: usize,
+    ) -> Result<(), WriteFailed> {
+        let merged = self.merge_slices(shards, budget, moves_max).await;
         if merged.is_err() {
             self.writer.discard();
         }
         merged
     }
 
-    async fn merge_slices(&self, shards: &[ShardRef<'_>], budget: &LayerBudget) -> Result<(), WriteFailed> {
+    async fn merge_slices(
+        &self,
+        shards: &[ShardRef<'_>],
+        budget: &LayerBudget,
+        moves_max: usize,
+    ) -> Result<(), WriteFailed> {
+        let beneath = beneath_of(shards);
+        let mut moves = moves_max;
         loop {
             let (mut works, mut left) = (Vec::new(), SLICE_LEAVES);
-            for shard in shards {
-                if let Some(work) = self.plan(*shard, &mut left).await {
+            for (shard, upon) in shards.iter().zip(&beneath) {
+                if let Some(work) = self.plan(*shard, upon, &mut left, &mut moves).await {
                     works.push(work);
                 }
                 if left == 0 {
@@ -141,9 +154,16 @@ impl MapIo {
     }
 
     /// The next slice of a shard; `None` if it is merged.
-    async fn plan<'a>(&self, shard: ShardRef<'a>, left: &mut usize) -> Option<Work<'a>> {
+    async fn plan<'a>(
+        &self,
+        shard: ShardRef<'a>,
+        upon: &[ShardRef<'a>],
+        left: &mut usize,
+        moves: &mut usize,
+    ) -> Option<Work<'a>> {
         let (map, tree) = (shard.map, shard.map.tree());
-        let moving = map.moving(*left);
+        // A volume that is being deleted has been weighed, or is about to be: its pages stay where they are.
+        let moving = if shard.volume.is_closing() { Vec::new() } else { map.moving((*left).min(*moves)) };
         let mut leaves: BTreeSet<u64> = moving.iter().filter(|id| id.level == 0).map(|id| id.index).collect();
         let (mut at, mut cut, mut any) = (0, u64::MAX, !moving.is_empty());
         'runs: while let Some(run) = map.next_frozen(at) {
@@ -153,8 +173,13 @@ impl MapIo {
             let span = map.leaves.within(&range);
             let mut leaf = span.start;
             while leaf < span.end {
-                if run.what == What::Hole && !shard.volume.keeps_holes() {
-                    match self.next_leaf(shard, tree, leaf).await.filter(|next| *next < span.end) {
+                if matches!(run.what, What::Hole | What::Gone) {
+                    // A hole matters where this map, or one beneath, holds something.
+                    let mut next = self.next_leaf(shard, tree, leaf).await;
+                    for under in if run.what == What::Hole { upon } else { &[] } {
+                        next = next.into_iter().chain(self.next_held(*under, leaf).await).min();
+                    }
+                    match next.filter(|next| *next < span.end) {
                         Some(next) => leaf = next,
                         None => break,
                     }
@@ -168,6 +193,7 @@ impl MapIo {
             }
         }
         *left = left.saturating_sub(leaves.len() + moving.len());
+        *moves -= moving.len();
         any.then(|| Work {
             shard,
             tree,
@@ -181,6 +207,15 @@ impl MapIo {
             old: Vec::new(),
             new: Vec::new(),
         })
+    }
+
+    /// The first leaf from `leaf` on in which a shard may hold something.
+    async fn next_held(&self, shard: ShardRef<'_>, leaf: u64) -> Option<u64> {
+        let from = shard.map.leaves.range(leaf).start;
+        // In this order: what is merged meanwhile goes from the layers into the tree.
+        let in_layers = shard.map.next_in_layers(from).map(|lba| shard.map.leaves.at(lba));
+        let in_tree = self.next_leaf(shard, shard.map.tree(), leaf).await;
+        in_layers.into_iter().chain(in_tree).min()
     }
 
     async fn rewrite_leaves(&self, work: &mut Work<'_>) -> Result<(), WriteFailed> {
@@ -245,7 +280,11 @@ impl MapIo {
             }
             orphan = false;
         }
-        if base.is_none() && !orphan {
+        if base.is_some() || orphan {
+            // There it still hides what could not be read.
+            runs.iter_mut().filter(|run| run.what == What::Gone).for_each(|run| run.what = What::Hole);
+        } else {
+            runs.retain(|run| run.what != What::Gone);
             if !work.shard.volume.keeps_holes() {
                 runs.retain(|run| run.what != What::Hole);
             }
@@ -388,6 +427,17 @@ impl Tally {
     fn hide(&mut self, run: &Run) {
         run.extent().into_iter().for_each(|extent| self.extent(extent, -1));
     }
+}
+
+/// What lies beneath each shard, nearest first.
+fn beneath_of<'a>(shards: &[ShardRef<'a>]) -> Vec<Vec<ShardRef<'a>>> {
+    let by_place: HashMap<(u32, u16), ShardRef<'a>> =
+        shards.iter().map(|shard| ((shard.volume.id, shard.number), *shard)).collect();
+    let beneath = |shard: &ShardRef<'a>| {
+        let chain = std::iter::successors(shard.volume.parent(), |volume| volume.parent());
+        chain.filter_map(|volume| by_place.get(&(volume.id, shard.number)).copied()).collect()
+    };
+    shards.iter().map(beneath).collect()
 }
 
 fn leaf_runs(page: &Page) -> Vec<Run> {

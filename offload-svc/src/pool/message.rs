@@ -36,6 +36,8 @@ pub(super) enum Inner {
     Move(MoveRequest),
     /// Carry what is under a volume's older key over to the current one, as far as possible.
     Rekey { volume: Arc<Volume>, pages: bool, done: oneshot::Sender<()> },
+    /// Give a volume's trees to its snapshot; with the watermarks of the merge that has just ended, by shard.
+    Split { from: Arc<Volume>, to: Arc<Volume>, watermarks: Vec<(u16, u64)>, done: oneshot::Sender<()> },
     /// Bring what a deleted snapshot has over to the volume that lies upon it.
     Absorb { child: Arc<Volume>, from: Arc<Volume>, done: oneshot::Sender<()> },
     /// Tell whether nothing is left of a volume.
@@ -164,9 +166,7 @@ fn worse(a: Outcome, b: Outcome) -> Outcome {
 
 /// Asks a reactor to merge; answered when its trees are durable.
 pub(super) struct MergeRequest {
-    /// A snapshot to be taken: the second volume gets what the first has up to the moment at which the merge begins.
-    pub split: Option<(Arc<Volume>, Arc<Volume>)>,
-    /// Told at that moment.
+    /// Told at the moment up to which changes are merged.
     pub frozen: oneshot::Sender<()>,
     pub done: oneshot::Sender<Result<Merged, WriteFailed>>,
 }

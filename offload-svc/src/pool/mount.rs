@@ -22,6 +22,7 @@ use super::map::{Extent, Run, What};
 use super::members::{Excluder, Identity, Member, MemberIo, MemberSet, TooFewMembers};
 use super::message::MergedShard;
 use super::options::{Force, MemberInput, MountOptions, OptionError, SHARDS_PER_VOLUME, memory_needs};
+use super::page_writer;
 use super::probe::{ChooseError, Chosen, Cut, Refused, choose, probe};
 use super::rebuild::Comer;
 use super::receipts::Receipts;
@@ -192,7 +193,7 @@ pub async fn mount(
     let layers = LayerBudget::default();
     fill_maps(&mut loaded, &segments, &layers);
     let mut codec = RecordCodec::new(*engines::chosen(), Arc::clone(&keyring));
-    let discarded = std::mem::take(&mut replay.discarded);
+    let discarded = unfinished(std::mem::take(&mut replay.discarded), &loaded, chosen.mask, &set);
     replay.apply(&mut loaded, &Place { segments: &segments, layers: &layers }, &mut codec, &mut report);
     let mounts = chosen.state.mounts + 1;
     let sources = (Rc::clone(&stripes), Arc::clone(&segments), Arc::clone(&keyring));
@@ -236,6 +237,18 @@ pub async fn mount(
         receipts: loaded.receipts,
         report,
     })
+}
+
+/// Of the stripes that have too few shards: those that were never finished. Others have lost shards, and may be whole when a member
+/// comes back: those that are in the maps by what the checkpoint says, and pages, of which nobody knows while a member is away.
+fn unfinished(found: Vec<ShardHeader>, loaded: &Loaded, mask: u32, set: &MemberSet) -> Vec<ShardHeader> {
+    let whole = mask.count_ones() as usize == set.count();
+    let settled = |stream: u32| loaded.settled.get(&stream).copied().unwrap_or(0);
+    let never = |header: &ShardHeader| match header.stream {
+        page_writer::STREAM => whole,
+        stream => header.number >= settled(stream),
+    };
+    found.into_iter().filter(never).collect()
 }
 
 /// Members that are all older than the anchor stop the mount, unless it is forced.
@@ -723,6 +736,7 @@ impl NewCheckpoint<'_> {
         admission.set_volumes(self.loaded.volumes.len());
         let Wanted { total, .. } = admission.wanted();
         back_for_mount(&stripes.io, segments, Wanted { listed: 0, total }).await;
+        segments.keep_for_checkpoint(admission.reserves().checkpoint);
         let mut plan = segments.begin_checkpoint();
         self.merge().await?;
         segments.settle_plan(&mut plan);
@@ -780,7 +794,7 @@ impl NewCheckpoint<'_> {
             shard.map.freeze(&mut Books { segments: &self.maps.records.segments, volume }, self.layers);
             shards.push(ShardRef { volume, number: *number, map: &shard.map });
         }
-        self.maps.merge(&shards, self.layers).await?;
+        self.maps.merge(&shards, self.layers, 0).await?;
         self.maps.writer.close(&self.maps.records);
         Ok(())
     }

@@ -95,7 +95,9 @@ fn carry_over(core: &Rc<Core>, lineage: LineageId) {
     let task_core = Rc::clone(core);
     core.env().spawn(Box::pin(async move {
         let shared = &task_core.shared;
+        let left = || shared.of_lineage(lineage).iter().map(|volume| volume.left_bytes()).sum::<u64>();
         for round in 0u64.. {
+            let before = left();
             for volume in shared.of_lineage(lineage) {
                 for reactor in 0..shared.reactors {
                     let (done, carried) = oneshot::channel();
@@ -114,7 +116,8 @@ fn carry_over(core: &Rc<Core>, lineage: LineageId) {
             if asked.is_err() || finished.await.unwrap_or(true) {
                 return;
             }
-            if round > 0 {
+            // Pages go over some with each checkpoint.
+            if round > 0 && left() >= before {
                 task_core.env().sleep_until(task_core.env().now() + TRY_AGAIN).await;
             }
         }
@@ -129,6 +132,11 @@ impl Core {
         self.moves.settled_so_far().await;
         for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, volume)) {
             if pages {
+                // Whoever deletes the volume waits for it: what is weighed stays where it is.
+                let _in_flight = InFlight::on(volume);
+                if self.is_stopping(volume) {
+                    return;
+                }
                 let current = volume.keys.current().0;
                 for id in self.maps.pages_of(shard.tree_ref(), |page| page.key_epoch != current).await {
                     shard.map.move_page(id);

@@ -127,6 +127,8 @@ pub struct Candidate {
 pub struct Segments {
     inner: Mutex<Inner>,
     counters: Vec<Counters>,
+    /// Free segments that pages leave to the checkpoint that they are written for.
+    kept_for_checkpoint: AtomicU64,
     live_total: AtomicI64,
     /// Of these, what trees lead to.
     trees_total: AtomicI64,
@@ -176,6 +178,7 @@ impl Segments {
                 backed,
             }),
             counters,
+            kept_for_checkpoint: AtomicU64::new(0),
             live_total: AtomicI64::new(0),
             trees_total: AtomicI64::new(0),
             merged_live: AtomicI64::new(0),
@@ -340,8 +343,14 @@ impl Segments {
         census
     }
 
+    /// What a checkpoint takes: pages leave it so many free segments.
+    pub fn keep_for_checkpoint(&self, segments: u64) {
+        self.kept_for_checkpoint.store(segments, Ordering::SeqCst);
+    }
+
     /// A segment to write to, or `None` when none can be had before the next checkpoint.
     pub fn allocate(&self, purpose: Purpose, fresh_nonce: u64) -> Option<SegmentUse> {
+        let keep = self.kept_for_checkpoint.load(Ordering::SeqCst);
         let mut inner = self.lock();
         let used = match purpose {
             Purpose::Log => {
@@ -362,7 +371,10 @@ impl Segments {
                     states.find(|(i, state)| **state == State::Free && fits(*i as u32, backed)).map(|(i, _)| i as u32)
                 };
                 let listed = |backed: bool| inner.listed.iter().rposition(|used| fits(used.index, backed));
-                let used = match free(true).or_else(|| free(false).filter(|_| !full)) {
+                // Without room for itself, no checkpoint could give anything back any more.
+                let left = inner.states.iter().filter(|state| **state == State::Free).count() as u64;
+                let spare = (left > keep).then(|| free(true).or_else(|| free(false).filter(|_| !full))).flatten();
+                let used = match spare {
                     Some(index) => SegmentUse { index, sequence: inner.take_sequence(fresh_nonce) },
                     // A mount finds it in the window, and no records for it.
                     None => {
@@ -492,7 +504,12 @@ impl Segments {
         let data = inner.states.iter().enumerate().filter_map(|(index, state)| match state {
             State::Open(sequence) | State::Closed(sequence) => {
                 let live = self.counters.get(index).map_or(0, |c| c.in_trees.load(Ordering::SeqCst));
-                Some((SegmentUse { index: index as u32, sequence: *sequence }, live.max(0) as u64))
+                if live < 0 {
+                    // A bug of ours. What may be in use is kept.
+                    tracing::error!(index, live, "more was taken off a segment than was in it");
+                }
+                let live = if live < 0 { 1 } else { live as u64 };
+                Some((SegmentUse { index: index as u32, sequence: *sequence }, live))
             }
             _ => None,
         });

@@ -13,10 +13,12 @@ use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
 use super::coordinator::{Control, Coordinator, VOLUMES_MAX, check_name};
-use super::core::{Core, Shard};
+use super::core::Core;
 use super::family::{CHAIN_MAX, Family, Hold, Role};
-use super::handle::{CloneSpec, VolumeError, volume_status};
-use super::shared::{Usage, Volume};
+use super::handle::{CheckpointError, CloneSpec, VolumeError, volume_status};
+use super::layers::Tree;
+use super::message::{Inner, Merged, MergedShard, Message};
+use super::shared::{Usage, UsageDelta, Volume};
 use super::status::VolumeStatus;
 use crate::stages::compress::Compression;
 
@@ -182,6 +184,32 @@ impl Coordinator {
         Ok(volume_status(&clone))
     }
 
+    /// Has every reactor give the volume's trees to its snapshot. All of them have been merged, and none is before this has
+    /// ended; so what the trees hold goes over at once.
+    pub(super) async fn split(
+        &self,
+        from: &Arc<Volume>,
+        to: &Arc<Volume>,
+        merged: &mut [Merged],
+    ) -> Result<(), CheckpointError> {
+        let shared = &self.core.shared;
+        for (reactor, merged) in merged.iter_mut().enumerate() {
+            let of: Vec<MergedShard> = merged.shards.iter().filter(|shard| shard.volume == from.id).copied().collect();
+            let (done, split) = oneshot::channel();
+            let watermarks = of.iter().map(|shard| (shard.shard, shard.watermark)).collect();
+            let ask = Inner::Split { from: Arc::clone(from), to: Arc::clone(to), watermarks, done };
+            shared.courier.send(reactor, Message(ask));
+            split.await.map_err(|_| CheckpointError::ReactorGone)?;
+            let left = |shard: &mut MergedShard| shard.tree = Tree::default();
+            merged.shards.iter_mut().filter(|shard| shard.volume == from.id).for_each(left);
+            merged.shards.extend(of.into_iter().map(|shard| MergedShard { volume: to.id, ..shard }));
+        }
+        let usage = from.in_trees.value();
+        to.in_trees.add(&usage);
+        from.in_trees.add(&UsageDelta::default().less(&usage));
+        Ok(())
+    }
+
     fn clone_of(&self, of: &Arc<Volume>, spec: &CloneSpec) -> Arc<Volume> {
         let mut clone = of.relative(self.take_id(), spec.name.clone(), Role::Writable, Some(Arc::clone(of)));
         let compression: Compression = spec.compression.unwrap_or(of.compression);
@@ -191,15 +219,12 @@ impl Coordinator {
 }
 
 impl Core {
-    /// Gives what this reactor has of a volume to its snapshot. All of it is in the trees, up to these watermarks.
-    pub fn split(&self, from: &Arc<Volume>, to: &Arc<Volume>, merged: &[(Rc<Shard>, u64)]) -> Vec<(Rc<Shard>, u64)> {
-        let shards = merged.iter().filter(|(shard, _)| Arc::ptr_eq(&shard.volume, from));
-        let split = |(shard, watermark): &(Rc<Shard>, u64)| {
-            let taken = self.shard(to, shard.number);
-            shard.map.split(&taken.map);
+    /// Gives what this reactor has of a volume to its snapshot: all that had been changed up to the watermarks is in the trees.
+    pub fn split(&self, from: &Arc<Volume>, to: &Arc<Volume>, watermarks: &[(u16, u64)]) {
+        for (number, watermark) in watermarks {
+            let taken = self.shard(to, *number);
+            self.shard(from, *number).map.split(&taken.map);
             taken.applied.set(taken.applied.get().max(*watermark));
-            (taken, *watermark)
-        };
-        shards.map(split).collect()
+        }
     }
 }

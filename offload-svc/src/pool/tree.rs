@@ -4,7 +4,7 @@
 //! gives is the map of one moment; what can't be told because a page can't be read is [`What::Lost`], never a hole.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -204,7 +204,7 @@ impl MapIo {
         loop {
             let over = shard.map.view(range);
             if over.iter().map(|run| run.count).sum::<u64>() == range.end - range.start {
-                return over;
+                return said(over);
             }
             let tree = shard.map.tree();
             let mut base = Vec::new();
@@ -213,7 +213,7 @@ impl MapIo {
             }
             // What was merged meanwhile is in the new tree, and no longer in the layers.
             if shard.map.tree() == tree {
-                return lay_over(base, &shard.map.view(range), |_| {});
+                return said(lay_over(base, &shard.map.view(range), |_| {}));
             }
         }
     }
@@ -262,6 +262,19 @@ impl MapIo {
         Some((self.lookup(shard, &from).await, range.end))
     }
 
+    /// The slots of a node in which what its base lists does not count any more. Beneath an orphan, which was made while nobody could
+    /// tell what was there before, it still does.
+    async fn replaces(&self, shard: ShardRef<'_>, id: PageId, page: &Page) -> BTreeSet<u8> {
+        let Body::Node(children) = &page.body else { return BTreeSet::new() };
+        let mut slots: BTreeSet<u8> = children.iter().map(|(slot, _)| *slot).collect();
+        for (child, pointer) in children_of(id, page) {
+            if self.page(shard, child, &pointer).await.is_some_and(|child| child.orphan) {
+                slots.remove(&child.slot());
+            }
+        }
+        slots
+    }
+
     /// The pages of a tree that a test picks, those beneath what can't be read left out.
     pub async fn pages_of(&self, shard: ShardRef<'_>, pick: impl Fn(&PagePointer) -> bool) -> Vec<PageId> {
         let tree = shard.map.tree();
@@ -285,26 +298,42 @@ impl MapIo {
     pub async fn weigh(&self, shard: ShardRef<'_>) -> BTreeMap<u32, i64> {
         let tree = shard.map.tree();
         let mut weight = BTreeMap::new();
-        let mut left = tree.sources(PageId { level: tree.height, index: 0 });
-        while let Some((id, pointer)) = left.pop() {
+        let none: Rc<BTreeSet<u8>> = Rc::default();
+        let root = tree.sources(PageId { level: tree.height, index: 0 }).into_iter();
+        let mut left: Vec<_> = root.map(|(id, pointer)| (id, pointer, Rc::clone(&none))).collect();
+        while let Some((id, pointer, replaced)) = left.pop() {
             let location = &pointer.location;
             *weight.entry(location.stripe.segment).or_default() += i64::from(location.stored_bytes);
             let Some(page) = self.page(shard, id, &pointer).await else {
                 tracing::error!(?id, "a page of a volume that is deleted can't be read: what it leads to stays");
                 continue;
             };
-            left.extend(page.base.map(|base| (id, base)));
+            if let Some(base) = page.base {
+                // What a newer page has in place of what the base lists was taken off when it was written.
+                let newer = self.replaces(shard, id, &page).await;
+                left.push((id, base, Rc::new(&newer | &*replaced)));
+            }
             match &page.body {
                 Body::Leaf(runs) => {
                     for extent in runs.iter().filter_map(Run::extent) {
                         *weight.entry(extent.location.stripe.segment).or_default() += extent.stored_share() as i64;
                     }
                 }
-                Body::Node(_) => left.extend(children_of(id, &page)),
+                Body::Node(_) => {
+                    let counts = |(child, _): &(PageId, PagePointer)| !replaced.contains(&child.slot());
+                    let children = children_of(id, &page).into_iter().filter(counts);
+                    left.extend(children.map(|(id, pointer)| (id, pointer, Rc::clone(&none))));
+                }
             }
         }
         weight
     }
+}
+
+/// Without what is not said any more.
+fn said(mut runs: Vec<Run>) -> Vec<Run> {
+    runs.retain(|run| run.what != What::Gone);
+    runs
 }
 
 /// The pages that a node leads to; none, of a leaf.

@@ -280,10 +280,10 @@ impl Core {
             if let Err(outcome) = self.layer_room().await {
                 return outcome;
             }
+            let inside = shard.volume.family.gate.enter().await;
             // Over another map a hole is written down leaf by leaf.
             let most = if shard.volume.keeps_holes() { at.saturating_add(HOLE_BLOCKS) } else { u64::MAX };
             let end = shard.map.slice_end(at..range.end.min(most), SLICE_EXTENTS).max(at + 1);
-            let inside = shard.volume.family.gate.enter().await;
             let held = shard.locks.enter(at..end, false).await;
             if !self.is_unmapped(shard, &held, at..end).await {
                 let outcome = self.unmap_slice(shard, at..end, kind).await;
@@ -303,6 +303,10 @@ impl Core {
         let leaves = shard.map.leaves.within(&range);
         let hole = |run: &Run| run.what == What::Hole;
         let unmapped = if leaves.end - leaves.start > LOOK_LEAVES {
+            // What goes over from one map to another meanwhile could be missed in both.
+            if shard.volume.is_upon_hidden() {
+                return false;
+            }
             // More of them are not worth the reading, unless there are none at all.
             let next = self.next_leaf(shard, leaves.start).await;
             next.is_none_or(|leaf| leaf >= leaves.end)
@@ -342,7 +346,7 @@ impl Core {
     }
 
     /// Waits for the end of a checkpoint that begins from now on.
-    async fn next_checkpoint(&self) {
+    pub(super) async fn next_checkpoint(&self) {
         let shared = &self.shared;
         let next = shared.checkpoints_begun.load(Ordering::SeqCst) + 1;
         loop {

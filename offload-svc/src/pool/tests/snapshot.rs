@@ -509,3 +509,31 @@ fn what_only_a_snapshot_holds_is_cleaned_too() {
         content
     });
 }
+
+/// A hole that hides what an older snapshot has stays one while the snapshot between is given back, whatever is written of its map
+/// meanwhile.
+#[test]
+fn holes_of_a_deleted_snapshot_stay_until_they_have_gone_over() {
+    let rig = Rig::new(LAYOUT, 64, 1).with_volume(16 * MIB, 4096);
+    rig.live(1, |live| async move {
+        let v = live.volume("v");
+        written(&v, 0, 40, 1).await;
+        live.pool.snapshot_volume("v", "old").await.expect("room");
+        assert_eq!(v.deallocate(10, 1).await, Outcome::Success);
+        written(&v, 30, 1, 3).await;
+        live.pool.snapshot_volume("v", "between").await.expect("room");
+        let (core, shared) = (&live.cores[0], &live.pool.shared);
+        let between = shared.volume("between").expect("there");
+        let shard = core.shard(&between, 0);
+        // As if it had been deleted and the cleaner had moved a page and a record of it before its turn came.
+        shard.map.move_page(super::super::page::PageId::leaf(0));
+        let parts = core.maps.lookup(shard.tree_ref(), &(30..31)).await;
+        shard.change(shared, parts[0]);
+        live.pool.delete_volume("between").await.expect("room");
+        live.pool.checkpoint().await.expect("room");
+        until_given_back(&live).await;
+        let stamps = v.stamps(0, 40).await.expect("healthy");
+        assert_eq!((stamps[9], stamps[10], stamps[11], stamps[30]), (1, 0, 1, 3));
+        assert_eq!(live.volume("old").stamps(10, 1).await.expect("healthy"), [1]);
+    });
+}
