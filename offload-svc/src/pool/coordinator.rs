@@ -21,7 +21,6 @@ use super::checkpoint_io::{self, CheckpointWriter, WriteFailed};
 use super::core::{Core, Shard};
 use super::family::{Family, Hold, Role};
 use super::handle::{CheckpointError, CloneSpec, VolumeError, VolumeSpec, volume_status};
-use super::layers::DIRTY_LEAF_BYTES;
 use super::members::Exclusion;
 use super::message::{Inner, MergeRequest, Merged, MergedShard, Message};
 use super::receipts::{ReceiptStatus, StatementError};
@@ -216,7 +215,6 @@ impl Coordinator {
         if shared.set.is_failed() {
             return Err(CheckpointError::TooFewMembers);
         }
-        shared.segments.keep_for_checkpoint(shared.admission.reserves().checkpoint);
         let mut plan = shared.segments.begin_checkpoint();
         let merged = self.merge(split).await?;
         shared.segments.settle_plan(&mut plan);
@@ -585,9 +583,7 @@ impl Core {
         // Whoever asked may have given up.
         let _ = request.frozen.send(());
         let all: Vec<_> = shards.iter().map(|shard| shard.tree_ref()).collect();
-        // A quarter of what one merge may write is for pages that move, beside what has been changed.
-        let moves_max = shared.admission.merge_bytes() / 4 / DIRTY_LEAF_BYTES / shared.reactors as u64;
-        let merged = self.maps.merge(&all, &shared.layers, (moves_max as usize).max(1)).await.map(|()| {
+        let merged = self.maps.merge(&all, &shared.layers).await.map(|()| {
             let merged = |(shard, watermark): &(Rc<Shard>, u64)| MergedShard {
                 volume: shard.volume.id,
                 shard: shard.number,

@@ -99,33 +99,22 @@ struct OldPage {
 }
 
 impl MapIo {
-    /// Merges all that is frozen in these shards, and moves pages that are to be moved, up to `moves_max`: the others wait for the
-    /// next merge. All shards whose maps lie beneath one of them must be among them.
-    pub async fn merge(
-        &self,
-        shards: &[ShardRef<'_>],
-        budget: &LayerBudget,
-        moves_max: usize,
-    ) -> Result<(), WriteFailed> {
-        let merged = self.merge_slices(shards, budget, moves_max).await;
+    /// Merges all that is frozen in these shards, and moves the pages that are to be moved. All shards whose maps lie beneath one of
+    /// them must be among them.
+    pub async fn merge(&self, shards: &[ShardRef<'_>], budget: &LayerBudget) -> Result<(), WriteFailed> {
+        let merged = self.merge_slices(shards, budget).await;
         if merged.is_err() {
             self.writer.discard();
         }
         merged
     }
 
-    async fn merge_slices(
-        &self,
-        shards: &[ShardRef<'_>],
-        budget: &LayerBudget,
-        moves_max: usize,
-    ) -> Result<(), WriteFailed> {
+    async fn merge_slices(&self, shards: &[ShardRef<'_>], budget: &LayerBudget) -> Result<(), WriteFailed> {
         let beneath = beneath_of(shards);
-        let mut moves = moves_max;
         loop {
             let (mut works, mut left) = (Vec::new(), SLICE_LEAVES);
             for (shard, upon) in shards.iter().zip(&beneath) {
-                if let Some(work) = self.plan(*shard, upon, &mut left, &mut moves).await {
+                if let Some(work) = self.plan(*shard, upon, &mut left).await {
                     works.push(work);
                 }
                 if left == 0 {
@@ -154,16 +143,10 @@ impl MapIo {
     }
 
     /// The next slice of a shard; `None` if it is merged.
-    async fn plan<'a>(
-        &self,
-        shard: ShardRef<'a>,
-        upon: &[ShardRef<'a>],
-        left: &mut usize,
-        moves: &mut usize,
-    ) -> Option<Work<'a>> {
+    async fn plan<'a>(&self, shard: ShardRef<'a>, upon: &[ShardRef<'a>], left: &mut usize) -> Option<Work<'a>> {
         let (map, tree) = (shard.map, shard.map.tree());
         // A volume that is being deleted has been weighed, or is about to be: its pages stay where they are.
-        let moving = if shard.volume.is_closing() { Vec::new() } else { map.moving((*left).min(*moves)) };
+        let moving = if shard.volume.is_closing() { Vec::new() } else { map.moving(*left) };
         let mut leaves: BTreeSet<u64> = moving.iter().filter(|id| id.level == 0).map(|id| id.index).collect();
         let (mut at, mut cut, mut any) = (0, u64::MAX, !moving.is_empty());
         'runs: while let Some(run) = map.next_frozen(at) {
@@ -193,7 +176,6 @@ impl MapIo {
             }
         }
         *left = left.saturating_sub(leaves.len() + moving.len());
-        *moves -= moving.len();
         any.then(|| Work {
             shard,
             tree,

@@ -736,7 +736,6 @@ impl NewCheckpoint<'_> {
         admission.set_volumes(self.loaded.volumes.len());
         let Wanted { total, .. } = admission.wanted();
         back_for_mount(&stripes.io, segments, Wanted { listed: 0, total }).await;
-        segments.keep_for_checkpoint(admission.reserves().checkpoint);
         let mut plan = segments.begin_checkpoint();
         self.merge().await?;
         segments.settle_plan(&mut plan);
@@ -794,7 +793,7 @@ impl NewCheckpoint<'_> {
             shard.map.freeze(&mut Books { segments: &self.maps.records.segments, volume }, self.layers);
             shards.push(ShardRef { volume, number: *number, map: &shard.map });
         }
-        self.maps.merge(&shards, self.layers, 0).await?;
+        self.maps.merge(&shards, self.layers).await?;
         self.maps.writer.close(&self.maps.records);
         Ok(())
     }

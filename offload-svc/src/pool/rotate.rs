@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::coordinator::{Control, Coordinator};
 use super::core::{Core, Shard};
 use super::handle::{VolumeError, key_status};
+use super::layers::DIRTY_LEAF_BYTES;
 use super::map::Run;
 use super::message::{Inner, Message};
 use super::shared::{InFlight, Volume};
@@ -129,6 +130,7 @@ impl Core {
     pub async fn rekey(&self, volume: &Arc<Volume>, pages: bool) {
         // Whatever was sealed under the older key before is in the maps then.
         self.stream.settled_so_far().await;
+        let mut marked = 0;
         self.moves.settled_so_far().await;
         for shard in self.all_shards().into_iter().filter(|shard| Arc::ptr_eq(&shard.volume, volume)) {
             if pages {
@@ -138,8 +140,13 @@ impl Core {
                     return;
                 }
                 let current = volume.keys.current().0;
-                for id in self.maps.pages_of(shard.tree_ref(), |page| page.key_epoch != current).await {
+                // Some with each checkpoint: a quarter of what one merge may write, beside what has been changed.
+                let most = self.shared.admission.merge_bytes() / 4 / DIRTY_LEAF_BYTES / self.shared.reactors as u64;
+                let outdated = self.maps.pages_of(shard.tree_ref(), |page| page.key_epoch != current).await;
+                let room = (most as usize).max(1).saturating_sub(marked);
+                for id in outdated.into_iter().take(room) {
                     shard.map.move_page(id);
+                    marked += 1;
                 }
             }
             let mut at = 0;

@@ -127,8 +127,6 @@ pub struct Candidate {
 pub struct Segments {
     inner: Mutex<Inner>,
     counters: Vec<Counters>,
-    /// Free segments that pages leave to the checkpoint that they are written for.
-    kept_for_checkpoint: AtomicU64,
     live_total: AtomicI64,
     /// Of these, what trees lead to.
     trees_total: AtomicI64,
@@ -178,7 +176,6 @@ impl Segments {
                 backed,
             }),
             counters,
-            kept_for_checkpoint: AtomicU64::new(0),
             live_total: AtomicI64::new(0),
             trees_total: AtomicI64::new(0),
             merged_live: AtomicI64::new(0),
@@ -343,14 +340,8 @@ impl Segments {
         census
     }
 
-    /// What a checkpoint takes: pages leave it so many free segments.
-    pub fn keep_for_checkpoint(&self, segments: u64) {
-        self.kept_for_checkpoint.store(segments, Ordering::SeqCst);
-    }
-
     /// A segment to write to, or `None` when none can be had before the next checkpoint.
     pub fn allocate(&self, purpose: Purpose, fresh_nonce: u64) -> Option<SegmentUse> {
-        let keep = self.kept_for_checkpoint.load(Ordering::SeqCst);
         let mut inner = self.lock();
         let used = match purpose {
             Purpose::Log => {
@@ -371,10 +362,7 @@ impl Segments {
                     states.find(|(i, state)| **state == State::Free && fits(*i as u32, backed)).map(|(i, _)| i as u32)
                 };
                 let listed = |backed: bool| inner.listed.iter().rposition(|used| fits(used.index, backed));
-                // Without room for itself, no checkpoint could give anything back any more.
-                let left = inner.states.iter().filter(|state| **state == State::Free).count() as u64;
-                let spare = (left > keep).then(|| free(true).or_else(|| free(false).filter(|_| !full))).flatten();
-                let used = match spare {
+                let used = match free(true).or_else(|| free(false).filter(|_| !full)) {
                     Some(index) => SegmentUse { index, sequence: inner.take_sequence(fresh_nonce) },
                     // A mount finds it in the window, and no records for it.
                     None => {
@@ -392,7 +380,14 @@ impl Segments {
                 let free = |index: &u32| inner.states[*index as usize] == State::Free && self.unread(*index);
                 let mut all = (0..inner.states.len() as u32).filter(free);
                 let first = all.clone().next();
-                let index = all.find(|index| inner.backed[*index as usize]).or(first)?;
+                let index = match all.find(|index| inner.backed[*index as usize]).or(first) {
+                    Some(index) => index,
+                    // Pages may have taken them. A mount finds it in the window, with nothing of that use in it.
+                    None => {
+                        let at = inner.listed.iter().rposition(|used| self.unread(used.index))?;
+                        inner.listed.remove(at).index
+                    }
+                };
                 let sequence = inner.take_sequence(fresh_nonce);
                 inner.states[index as usize] = State::Checkpoint(sequence);
                 SegmentUse { index, sequence }
