@@ -11,6 +11,8 @@ const MEANING: &str = "destroyed: on every member of the pool, what the key can 
      blocks in its flash until it erases them: only its own sanitize or secure erase, or destroying it, reaches those. Copies \
      of members made outside the pool (backups, snapshots of a storage system) are not known to it.";
 
+const KEPT: &str = "kept: others of its lineage still read under this key. It is destroyed with the last of them, whose receipt says so.";
+
 pub(super) fn receipt(receipt: &ReceiptStatus) -> view::Receipt {
     let key = match receipt.fate {
         KeyFate::Destroyed => "destroyed",
@@ -35,7 +37,7 @@ pub(super) fn receipt(receipt: &ReceiptStatus) -> view::Receipt {
         copies: receipt.copies.iter().map(copy).collect(),
         stated_destroyed: receipt.stated.iter().map(stated).collect(),
         members: receipt.members.iter().map(ToString::to_string).collect(),
-        meaning: MEANING.to_owned(),
+        meaning: if receipt.fate == KeyFate::Kept { KEPT } else { MEANING }.to_owned(),
     }
 }
 
