@@ -1,7 +1,7 @@
 //! Members, time and reactors simulated in one thread, from one seed.
 //!
 //! Fault model. Survivable on up to m members at once: EIO, bad sectors, hangs, lost and flipped
-//! bytes, truncation, and lies (writes lost, torn, late or somewhere else; see `lies`). Survivable on all
+//! bytes, truncation. Survivable on all
 //! at once: a crash, which loses, keeps or tears (by 512-byte sector) each write since the member's last sync, each on its
 //! own. A sync that has returned is trusted.
 
@@ -25,7 +25,6 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use super::super::env::{Env, IoResult, MemberIndex};
-use super::lies::{Lie, Lies};
 
 const PAGE: u64 = 4096;
 const SECTOR: usize = 512;
@@ -74,10 +73,6 @@ pub struct Disk {
     pub end: Option<u64>,
     /// Reads take so much longer.
     pub slow: Duration,
-    /// It says that it has done what it has not.
-    pub lies: Option<Lies>,
-    /// Writes that were answered and have not arrived.
-    late: Vec<(u64, Vec<u8>)>,
 }
 
 impl Disk {
@@ -105,45 +100,6 @@ impl Disk {
             if let Some(page) = pages.get_mut(&(offset / PAGE)) {
                 change(&mut page[(offset % PAGE) as usize]);
             }
-        }
-    }
-
-    /// Ends a write as the member does it, honestly or not.
-    fn complete(&mut self, id: u64) {
-        let Some(at) = self.unsynced.iter().position(|write| write.id == id) else { return };
-        let (offset, len) = (self.unsynced[at].offset, self.unsynced[at].data.len());
-        let current = &self.current;
-        let lie = self.lies.as_mut().map_or(Lie::None, |lies| lies.about(offset, len, current));
-        let write = &mut self.unsynced[at];
-        match lie {
-            Lie::None => {}
-            Lie::Flipped(byte) => write.data[byte] ^= 0x10,
-            Lie::Torn(sectors) => write.data.truncate(sectors * SECTOR),
-            Lie::Elsewhere(page) => write.offset = page * PAGE,
-            Lie::Lost => drop(self.unsynced.remove(at)),
-            Lie::Late => {
-                let write = self.unsynced.remove(at);
-                self.late.push((write.offset, write.data));
-                if self.late.len() > 3 {
-                    let (offset, data) = self.late.remove(0);
-                    self.set_page(offset, &data);
-                }
-            }
-        }
-        if matches!(lie, Lie::Lost | Lie::Late) {
-            return;
-        }
-        let write = &mut self.unsynced[at];
-        write.completed = true;
-        self.end = self.end.map(|end| end.max(write.offset + write.data.len() as u64));
-        Self::put(&mut self.current, write.offset, &write.data);
-    }
-
-    /// It tells the truth from now on, and what was late arrives.
-    pub fn be_honest(&mut self) {
-        self.lies = None;
-        for (offset, data) in std::mem::take(&mut self.late) {
-            self.set_page(offset, &data);
         }
     }
 
@@ -542,9 +498,6 @@ impl Env for SimEnv {
                 }
                 Mode::Good | Mode::WriteBroken | Mode::Full => {
                     disk.read(offset, &mut buf);
-                    if let Some(lies) = &mut disk.lies {
-                        lies.garble(offset, &mut buf);
-                    }
                     (Ok(()), buf)
                 }
                 Mode::Truncated => (Err(io::ErrorKind::UnexpectedEof.into()), buf),
@@ -588,8 +541,13 @@ impl Env for SimEnv {
             if !takes || !matches!(disk.mode, Mode::Good | Mode::Full) {
                 return (Err(eio()), buf);
             }
-            disk.bad_pages.retain(|page| !pages.contains(page));
-            disk.complete(id);
+            let Disk { current, unsynced, bad_pages, end, .. } = &mut *disk;
+            bad_pages.retain(|page| !pages.contains(page));
+            if let Some(write) = unsynced.iter_mut().find(|write| write.id == id) {
+                write.completed = true;
+                *end = end.map(|end| end.max(offset + write.data.len() as u64));
+                Disk::put(current, offset, &write.data);
+            }
             (Ok(()), buf)
         })
     }
