@@ -44,7 +44,7 @@ const SUITES: &[(&str, bool, Suite)] = &[
     ("keys", true, keys::run),
     ("many_hosts", true, many_hosts::run),
     ("block_members", true, block_members::run),
-    ("power_cuts", true, power_cuts::run),
+    ("power_cuts", false, power_cuts::run),
     ("linux_6_12", true, |report, folder| linux_host::run(report, folder, "6.12")),
     ("linux_6_1", true, |report, folder| linux_host::run(report, folder, "6.1")),
 ];
